@@ -1,0 +1,51 @@
+# `make demo` and `make test` do their whole set-up: a virtual environment in .venv, torch, the
+# package and the models they need. A second run reuses what is there.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+DEMO_OUT ?= out/demo
+DEMO_RECIPES ?= fp32 fp16 int8 int4 int8/int4 window:256 sinks:4+window:252
+
+NEEDS = needs Python 3.11 or newer with venv, and a C compiler: \
+	apt-get install python3 python3-venv gcc make
+
+.PHONY: demo test lint soak clean
+.DELETE_ON_ERROR:
+
+# A tree that was moved, or whose Python went away, is set up again.
+ifneq ($(shell $(PY) -c 'print(open("$(READY)").read().strip())' 2>/dev/null),$(CURDIR))
+$(shell rm -f $(READY))
+endif
+
+demo: $(READY)
+	$(PY) -m kvik models get smollm2-135m
+	$(PY) -m kvik compare smollm2-135m $(foreach r,$(DEMO_RECIPES),--kv $(r)) --out $(DEMO_OUT)
+
+test: lint
+	$(PY) -m kvik models get smollm2-135m gemma3-270m
+	$(PY) -m pytest -m "not soak"
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+soak: $(READY)
+	$(PY) -m kvik models get smollm2-135m gemma3-270m
+	$(PY) -m pytest -m soak
+
+# The stamp is written last and taken away first: an interrupted set-up starts over.
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null && command -v cc >/dev/null && \
+	 $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	 { echo "kvik $(NEEDS)" >&2; exit 1; }
+	@[ -e $@ ] || rm -rf $(VENV)
+	@rm -f $@
+	[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints.txt -e '.[run,hf,test,dev]'
+	@echo "$(CURDIR)" > $@
+
+clean:
+	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
