@@ -1,0 +1,1 @@
+"""Quality, speed and bytes of recipes, measured side by side."""

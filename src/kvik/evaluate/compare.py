@@ -1,0 +1,223 @@
+"""Recipes side by side on one model: bytes, quality, needles, speed.
+
+The full fp32 cache runs first and leaves its logits; every recipe then runs in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvik import machine
+from kvik.errors import KvikError, RecipeError
+from kvik.evaluate.needle import make_needles
+from kvik.evaluate.provenance import environment
+from kvik.evaluate.quality import SCORED, Window
+from kvik.evaluate.speed import STEPS
+from kvik.evaluate.text import library_text, read_text, windows
+from kvik.evaluate.worker import Task
+
+REFERENCE = "fp32"
+FIGURES = (
+    "planned_bytes",
+    "measured_bytes",
+    "bytes_per_token",
+    "kl_mean",
+    "kl_p99",
+    "top1",
+    "ppl",
+    "needle_hits",
+    "needle_total",
+    "prefill_tok_s",
+    "decode_tok_s",
+    "peak_rss_bytes",
+)
+DEFAULT_CONTEXT = 2048
+
+
+class Progress(Protocol):
+    """Hears how far a comparison is."""
+
+    def begin(self, recipe: str, total: int) -> None:
+        """A recipe starts; ``total`` tokens are to be worked through."""
+
+    def advance(self, stage: str, tokens: int) -> None:
+        """Some tokens of the current recipe are done."""
+
+    def end(self, result: dict[str, Any]) -> None:
+        """The current recipe has its figures, or its ``error``."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that is checked and made before the first recipe runs."""
+
+    model: str
+    path: Path
+    recipes: tuple[str, ...]
+    context: int
+    windows: list[list[int]]
+    needles: list[tuple[list[int], str]]
+    warnings: tuple[str, ...]
+
+
+def prepare(
+    model: str,
+    recipes: Sequence[str],
+    *,
+    context: int = DEFAULT_CONTEXT,
+    text: str | Path | None = None,
+    offsets: int = 1,
+) -> Prepared:
+    """Check the recipes, the text and the model; raises KvikError before anything runs.
+
+    Bad recipes are listed together, each with its reason.
+    """
+    if context < 1 or offsets < 1:
+        raise KvikError("--context and --offsets must be at least 1")
+    from kvik.models.sources import resolve
+    from kvik.spec import load_spec
+
+    prose = library_text() if text is None else read_text(text)
+    path = resolve(model)
+    spec = load_spec(path)
+    names = resolved(recipes, spec)
+    from kvik.evaluate.prompts import chat_prompt, load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    length = Window.length(context)
+    cut = _windows(tokenizer, prose, length, offsets, "the text" if text is None else str(text))
+    warnings = []
+    if length > spec.context:
+        warnings.append(
+            f"{length:,} tokens are beyond the {spec.context:,} that {spec.name} was trained on"
+        )
+    try:
+        made = make_needles(tokenizer, library_text(), context, chat=chat_prompt(tokenizer))
+    except KvikError as error:
+        warnings.append(f"{error}; it is left out")
+        made = []
+    needles = [(n.ids, n.number) for n in made]
+    return Prepared(model, path, names, context, cut, needles, tuple(warnings))
+
+
+def resolved(recipes: Sequence[str], spec: Any) -> tuple[str, ...]:
+    """Canonical recipes without repetitions; one RecipeError with the reasons of all bad ones."""
+    from kvik.recipe import Recipe
+
+    names: dict[str, None] = {}
+    reasons: list[str] = []
+    for text in recipes:
+        try:
+            recipe = Recipe.parse(text)
+            recipe.resolve(spec)
+            names[str(recipe)] = None
+        except RecipeError as error:
+            reasons += [f"{text!r}: {reason}" for reason in error.reasons]
+    if reasons:
+        raise RecipeError(*reasons)
+    return tuple(names)
+
+
+def _windows(tokenizer: Any, prose: str, length: int, count: int, what: str) -> list[list[int]]:
+    """Token windows; each begins with the text-start token where the model wants one."""
+    ids = tokenizer.encode(prose, bos=True, special=False)
+    plain = tokenizer.encode(prose, bos=False, special=False)
+    head = ids[: len(ids) - len(plain)]
+    cut = windows(plain, length - len(head), count, what=what)
+    return [head + part for part in cut]
+
+
+def run(
+    prepared: Prepared,
+    progress: Progress,
+    *,
+    threads: int | None = None,
+    launch: Callable[[Task, Path, Progress], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Measure every recipe; returns what ``compare.json`` holds.
+
+    A recipe that fails is reported with its ``error`` and null figures; the others go on.
+    """
+    threads = threads or machine.usable_cores()
+    launch = launch or in_process_of_its_own
+    import numpy as np
+
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="kvik-compare-") as name:
+        folder = Path(name)
+        np.save(folder / "windows.npy", np.asarray(prepared.windows, dtype=np.int64))
+        for recipe in dict.fromkeys((REFERENCE, *prepared.recipes)):
+            asked = recipe in prepared.recipes
+            task = Task(
+                model=str(prepared.path),
+                recipe=recipe,
+                context=prepared.context,
+                windows=str(folder / "windows.npy"),
+                reference=str(folder),
+                record=recipe == REFERENCE,
+                needles=prepared.needles if asked else [],
+                threads=threads,
+            )
+            progress.begin(recipe, _tokens(task, len(prepared.windows)))
+            result = launch(task, folder, progress)
+            progress.end(result)
+            results[recipe] = _complete(result)
+            if recipe == REFERENCE and "error" in result:
+                raise KvikError(f"the full {REFERENCE} cache cannot be run: {result['error']}")
+    return {
+        "model": prepared.model,
+        "context": prepared.context,
+        "env": environment(threads),
+        "results": [results[recipe] for recipe in prepared.recipes],
+    }
+
+
+def _tokens(task: Task, count: int) -> int:
+    quality = count * (task.context + SCORED)
+    return quality + STEPS + sum(len(ids) for ids, _ in task.needles)
+
+
+def _complete(result: dict[str, Any]) -> dict[str, Any]:
+    ordered = {"recipe": result["recipe"], **{key: result.get(key) for key in FIGURES}}
+    if "error" in result:
+        ordered["error"] = result["error"]
+    return ordered
+
+
+def in_process_of_its_own(task: Task, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Run a worker to its end; its crash becomes the result's ``error``."""
+    order, answer, noise = folder / "task.json", folder / "result.json", folder / "stderr.txt"
+    order.write_text(json.dumps(asdict(task)), encoding="utf-8")
+    answer.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "kvik.evaluate.worker", str(order), str(answer)]
+    with (
+        noise.open("w", encoding="utf-8") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as worker,
+    ):
+        try:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                stage, tokens = json.loads(line)
+                progress.advance(stage, tokens)
+            status = worker.wait()
+        except BaseException:
+            worker.kill()
+            raise
+    if status == 0 and answer.exists():
+        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return result
+    lines = noise.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return {"recipe": task.recipe, "error": _cause(status, lines)}
+
+
+def _cause(status: int, lines: Sequence[str]) -> str:
+    if status == -9:
+        return "its process was killed, most likely for want of memory: try a smaller --context"
+    return lines[-1] if lines else f"its process ended with status {status}"

@@ -1,0 +1,45 @@
+"""The text that is measured on: the user's, or English that every Python carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvik.errors import KvikError
+
+
+def library_text() -> str:
+    """``pydoc_data.topics``, the language reference as prose: about 113,000 SmolLM2 tokens."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def read_text(path: str | Path) -> str:
+    """The UTF-8 text of a file; raises KvikError in one line for anything else."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise KvikError(
+            f"{path} is not UTF-8 text (byte {error.start}): convert it, e.g. with iconv"
+        ) from None
+    except OSError as error:
+        raise KvikError(f"cannot read {path}: {error.strerror or error}") from None
+    if not text.strip():
+        raise KvikError(f"{path} is empty: give a file with text in it")
+    return text
+
+
+def windows(ids: Sequence[int], length: int, count: int, *, what: str) -> list[list[int]]:
+    """``count`` runs of ``length`` tokens, evenly spread over the text.
+
+    Raises KvikError when the text has fewer than ``length`` tokens; ``what`` names it.
+    """
+    if len(ids) < length:
+        raise KvikError(
+            f"{what} has {len(ids):,} tokens, {length:,} are needed: "
+            "give a longer text or a smaller --context"
+        )
+    room = len(ids) - length
+    starts = [room * i // max(count, 1) for i in range(count)]
+    return [list(ids[s : s + length]) for s in starts]

@@ -1,0 +1,103 @@
+"""The machine we run on: what doctor prints and a comparison records. Linux first, no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+# In the order in which a kernel would prefer them.
+_FLAGS = ("avx512_vnni", "avx512f", "avx_vnni", "avx2", "fma", "f16c", "i8mm", "asimddp", "asimd")
+
+
+@cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo; empty where there is none."""
+    try:
+        block = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def cpu_model() -> str:
+    """The processor's name as it gives it."""
+    info = _cpuinfo()
+    return info.get("model name") or info.get("Model") or platform.processor() or "unknown"
+
+
+def instruction_sets() -> list[str]:
+    """The vector extensions that matter here and that the processor has."""
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return [flag for flag in _FLAGS if flag in flags]
+
+
+def affinity() -> int:
+    """Cores that this process may be scheduled on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cgroup_quota() -> float | None:
+    """Cores' worth of time that a container grants; None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        folder = Path("/sys/fs/cgroup/cpu")
+        limit = int((folder / "cpu.cfs_quota_us").read_text())
+        return limit / int((folder / "cpu.cfs_period_us").read_text()) if limit > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def usable_cores() -> int:
+    """Threads worth starting: affinity, cut to the cgroup's quota."""
+    quota = cgroup_quota()
+    cores = affinity()
+    return max(1, min(cores, round(quota))) if quota is not None else cores
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may use: the machine's, or the cgroup's if less."""
+    total: int = psutil.virtual_memory().total
+    limit, _ = _cgroup_memory()
+    return total if limit is None else min(total, limit)
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated now without swapping, within the cgroup's limit."""
+    available: int = psutil.virtual_memory().available
+    limit, used = _cgroup_memory()
+    return available if limit is None else max(0, min(available, limit - used))
+
+
+def _cgroup_memory() -> tuple[int | None, int]:
+    """The cgroup's limit in bytes, or None, and what it uses now without the page cache."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        for line in (folder / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                used -= int(line.split()[1])
+        return limit, max(used, 0)
+    except (OSError, ValueError):
+        return None, 0
+
+
+def human_bytes(count: float) -> str:
+    """A size as people read it: 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
