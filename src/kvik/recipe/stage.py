@@ -1,0 +1,131 @@
+"""Stages: the words of a recipe. A subclass registers itself under its recipe names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvik.errors import RecipeError
+
+if TYPE_CHECKING:
+    from kvik.recipe.recipe import Recipe
+    from kvik.recipe.scope import Scope
+    from kvik.spec.model import LayerSpec
+
+
+class Slot(IntEnum):
+    """What a stage decides; also the order in which a recipe is printed."""
+
+    TRANSFORM = 0
+    CODEC = 1
+    RETENTION = 2
+    BUDGET = 3
+    READS = 4
+    LAYOUT = 5
+    PLACEMENT = 6
+
+
+def arg(default: Any = dataclasses.MISSING, *, positional: bool = False, **rules: Any) -> Any:
+    """A recipe argument: a dataclass field with parsing rules.
+
+    ``positional`` arguments may be written without their name. ``choices`` lists the allowed
+    words, ``minimum`` and ``maximum`` bound numbers.
+    """
+    return field(default=default, metadata={"positional": positional, **rules})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One technique with its parameters and nothing else: state lives in the cache.
+
+    ``names`` maps each recipe name of the class to the fields that the name fixes.
+    """
+
+    slot: ClassVar[Slot]
+    names: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in cls.__dict__.get("names", {}):
+            REGISTRY[name] = cls
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _check(f, getattr(self, f.name), self)
+
+    @property
+    def name(self) -> str:
+        """The recipe name that fixes exactly the fields this object has."""
+        for name, fixed in self.names.items():
+            if all(getattr(self, key) == value for key, value in fixed.items()):
+                return name
+        raise RecipeError(f"{self!r} has no recipe name; names are {', '.join(self.names)}")
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """Fields that the name already says."""
+        return self.names[self.name]
+
+    def check(self, layer: LayerSpec) -> list[str]:
+        """Reasons why this stage cannot work on a layer; empty when it can."""
+        return []
+
+    def content(self) -> bytes:
+        """What besides the parameters decides the result (calibration); part of the digest."""
+        return b""
+
+    def __str__(self) -> str:
+        from kvik.recipe.grammar import format_stage
+
+        return format_stage(self)
+
+    def __add__(self, other: Stage | Recipe) -> Recipe:
+        from kvik.recipe.recipe import Recipe
+
+        return Recipe.of(self) + other
+
+    def __matmul__(self, layers: str | Scope) -> Recipe:
+        from kvik.recipe.recipe import Recipe
+
+        return Recipe.of(self, layers=layers)
+
+
+REGISTRY: dict[str, type[Stage]] = {}
+
+
+def _check(f: dataclasses.Field[Any], value: Any, stage: Stage) -> None:
+    rules, where = f.metadata, f"{type(stage).__name__.lower()}: {f.name}"
+    choices = rules.get("choices")
+    if choices and value not in choices:
+        raise RecipeError(f"{where} is one of {', '.join(map(str, choices))}, not {value!r}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if "minimum" in rules and value < rules["minimum"]:
+            raise RecipeError(f"{where} must be at least {rules['minimum']}, not {value}")
+        if "maximum" in rules and value > rules["maximum"]:
+            raise RecipeError(f"{where} must be at most {rules['maximum']}, not {value}")
+
+
+@dataclass(frozen=True)
+class Layout(Stage):
+    """Decides how many ``tokens`` a page holds."""
+
+    slot: ClassVar[Slot] = Slot.LAYOUT
+
+    tokens: int = arg(32, positional=True, minimum=1, maximum=4096)
+
+
+def named(name: str) -> Stage:
+    """The stage that a bare recipe name stands for."""
+    cls = load_stages()[name]
+    return cls(**cls.names[name])
+
+
+def load_stages() -> dict[str, type[Stage]]:
+    """The registry with kvik's own stages and those of installed plug-ins."""
+    import importlib
+
+    importlib.import_module("kvik.stages")
+    return REGISTRY

@@ -1,0 +1,116 @@
+"""Integer codes with a scale for each group of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvik.recipe.codec import Codec, Plane
+from kvik.recipe.stage import arg
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvik.spec.model import LayerSpec
+
+TINY = 2.0**-24  # smallest positive float16: a scale is never zero
+HUGE = 65504.0
+
+
+@dataclass(frozen=True)
+class Int(Codec):
+    """K and V as 8- or 4-bit integers, one scale for each group of channels of a token and head.
+
+    Use when: memory matters. ``int8`` is nearly lossless everywhere; ``int4`` costs some quality,
+    less on V than on K, so ``int8/int4`` is a good middle.
+    Cost: bits/8 bytes per number, plus 2 bytes (symmetric) or 4 (asymmetric: scale and minimum)
+    per group. int8 is symmetric with one group per head, int4 asymmetric in groups of 32.
+    Limits: models with large key biases (Qwen2) need more than 4 bits on K.
+    Source: LLM.int8() style absmax scaling; group-wise asymmetric codes as in FlexGen
+    (arXiv 2303.06865).
+    """
+
+    names: ClassVar = {"int8": {"bits": 8}, "int4": {"bits": 4}}
+
+    bits: int = arg(8, choices=(4, 8))
+    group: int = arg(0, minimum=0)
+    range: str = arg("auto", choices=("auto", "sym", "asym"))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether zero is its own code (no minimum is stored)."""
+        return self.range == "sym" or (self.range == "auto" and self.bits == 8)
+
+    def group_of(self, dim: int) -> int:
+        """Channels that share a scale."""
+        return self.group or (dim if self.bits == 8 else min(32, dim))
+
+    def check(self, layer: LayerSpec) -> list[str]:
+        """Groups must divide the head dim; 4-bit codes come in pairs."""
+        reasons = []
+        for dim in {layer.k_dim, layer.v_dim}:
+            if dim % self.group_of(dim):
+                reasons.append(
+                    f"{self}: groups of {self.group_of(dim)} do not divide a head dim of {dim}; "
+                    f"write group=N with N a divisor of {dim}"
+                )
+            if self.bits == 4 and dim % 2:
+                reasons.append(f"{self}: 4-bit codes need an even head dim, not {dim}; write int8")
+        return reasons
+
+    def planes(self, dim: int) -> Mapping[str, Plane]:
+        """Codes (two to a byte at 4 bits), float16 scales and, when asymmetric, minima."""
+        groups = dim // self.group_of(dim)
+        code = Plane("int8" if self._signed else "uint8", (dim * self.bits // 8,))
+        planes = {"code": code, "scale": Plane("float16", (groups,))}
+        if not self.symmetric:
+            planes["low"] = Plane("float16", (groups,))
+        return planes
+
+    @property
+    def _signed(self) -> bool:
+        return self.bits == 8 and self.symmetric
+
+    def encode(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Rounds scale (and minimum) to float16 first, so that decoding uses the same ones."""
+        import torch
+
+        dim = x.shape[-1]
+        groups = x.clamp(-HUGE, HUGE).unflatten(-1, (-1, self.group_of(dim)))
+        planes: dict[str, torch.Tensor] = {}
+        if self.symmetric:
+            top = 2 ** (self.bits - 1) - 1
+            scale = _half(groups.abs().amax(-1) / top)
+            code = (groups / scale.float().unsqueeze(-1)).round().clamp(-top, top)
+            code = code if self._signed else code + top + 1
+        else:
+            top = 2**self.bits - 1
+            low = groups.amin(-1).half()
+            # Rounding the minimum moved it; the scale must still reach the maximum.
+            scale = _half((groups.amax(-1) - low.float()) / top)
+            shifted = groups - low.float().unsqueeze(-1)
+            code = (shifted / scale.float().unsqueeze(-1)).round().clamp(0, top)
+            planes["low"] = low
+        code = code.flatten(-2).to(torch.int8 if self._signed else torch.uint8)
+        if self.bits == 4:
+            # Channels 2i and 2i + 1 share byte i, the even one in the low nibble.
+            code = code[..., 0::2] | (code[..., 1::2] << 4)
+        return {"code": code, "scale": scale, **planes}
+
+    def decode(self, planes: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """scale * code, plus the minimum or minus the offset of unsigned symmetric codes."""
+        import torch
+
+        code, scale = planes["code"], planes["scale"].float().unsqueeze(-1)
+        if self.bits == 4:
+            code = torch.stack((code & 15, code >> 4), -1).flatten(-2)
+        groups = code.float().unflatten(-1, (scale.shape[-2], -1))
+        if self.symmetric:
+            groups = groups if self._signed else groups - 2.0 ** (self.bits - 1)
+            return (groups * scale).flatten(-2)
+        return (groups * scale + planes["low"].float().unsqueeze(-1)).flatten(-2)
+
+
+def _half(scale: torch.Tensor) -> torch.Tensor:
+    return scale.clamp(TINY, HUGE).half()

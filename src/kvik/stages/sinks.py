@@ -1,0 +1,36 @@
+"""Attention sinks: the first tokens stay for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvik.recipe.retention import Positional
+from kvik.recipe.stage import arg
+
+
+@dataclass(frozen=True)
+class Sinks(Positional):
+    """Keeps the first ``tokens`` tokens beside a window, so that attention has its sink.
+
+    Sinks are scored at their distance inside the cache (``positions=original``: at their true
+    distance). Stored codes never change: the query is rotated a second time instead.
+    Use when: text goes on without end and only the recent part matters.
+    Cost: constant memory; a few bytes more than the window. Nothing outside it can be recalled.
+    Source: StreamingLLM (arXiv 2309.17453).
+    """
+
+    names: ClassVar = {"sinks": {}}
+
+    tokens: int = arg(positional=True, minimum=1)
+    positions: str = arg("cache", choices=("cache", "original"))
+
+    @property
+    def first(self) -> int:
+        """The sinks."""
+        return self.tokens
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether sinks are re-positioned next to the window."""
+        return self.positions == "cache"
