@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 LayerKind = Literal["full", "sliding", "chunked", "latent", "state", "shared"]
@@ -116,3 +117,10 @@ class ModelSpec:
     post_norms: bool = False
     attention_bias: bool = False
     final_softcap: float | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> ModelSpec:
+        """Read a .gguf file, a config.json, or a folder with one; SpecError on any fault."""
+        from kvik.spec.load import load_spec
+
+        return load_spec(path)

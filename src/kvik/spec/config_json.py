@@ -1,0 +1,163 @@
+"""ModelSpec from a Hugging Face ``config.json`` (Llama and Gemma 3).
+
+A field that published files leave out has the default that transformers gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from kvik.spec.jsonfile import read_json
+from kvik.spec.model import LayerSpec, ModelSpec
+from kvik.spec.rope import config_rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def spec_from_config(path: Path) -> ModelSpec:
+    """Read the config.json at ``path``."""
+    fields = Fields(read_json(path), str(path))
+    return _builder(fields)(fields, _model_name(path.absolute().parent))
+
+
+def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
+    # `architectures` says more than `model_type` (a classifier is "llama" too), but may be absent.
+    classes: Any = fields.get("architectures") or []
+    if not isinstance(classes, list):
+        raise fields.wrong("architectures", "a list")
+    found = [str(name) for name in classes] or [fields.text("model_type")]
+    for name in found:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    known = ", ".join(name for name in ARCHITECTURES if name.startswith(("Llama", "Gemma")))
+    raise fields.fault(f"the architecture {found[0][:80]!r} is not supported; {known} are")
+
+
+def _model_name(folder: Path) -> str:
+    # The Hugging Face cache keeps org/name as models--org--name/snapshots/<commit>.
+    owner = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and owner.startswith("models--"):
+        return owner.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def _llama(fields: Fields, name: str) -> ModelSpec:
+    fields.refuse("mlp_bias", False)
+    fields.refuse("hidden_act", "silu")
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(1, hidden // heads), most=MAX_HEAD_DIM)
+    context = fields.integer("max_position_embeddings", 2048)
+    params = fields.sub("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
+    layer = LayerSpec(
+        "full",
+        heads,
+        fields.integer("num_key_value_heads", heads),
+        head_dim,
+        head_dim,
+        rope=config_rope(
+            params, dim=head_dim, theta=fields.number("rope_theta", 10_000.0), context=context
+        ),
+    )
+    return ModelSpec(
+        name=name,
+        family="llama",
+        layers=(layer,) * fields.integer("num_hidden_layers", most=MAX_LAYERS),
+        context=context,
+        vocab=fields.integer("vocab_size"),
+        hidden=hidden,
+        ffn=fields.integer("intermediate_size"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        tied=fields.flag("tie_word_embeddings", False),
+        attention_bias=fields.flag("attention_bias", False),
+    )
+
+
+def _gemma3_nested(fields: Fields, name: str) -> ModelSpec:
+    """The text model of a Gemma 3 that also sees images."""
+    if "text_config" not in fields:
+        raise fields.fault("the field text_config is missing")
+    return _gemma3(fields.sub("text_config"), name, fields.flag("tie_word_embeddings", True))
+
+
+def _gemma3(fields: Fields, name: str, tied: bool = True) -> ModelSpec:
+    fields.refuse("use_bidirectional_attention", False)
+    fields.refuse("hidden_activation", "gelu_pytorch_tanh")
+    hidden = fields.integer("hidden_size")
+    layers = {kind: _gemma3_layer(fields, kind) for kind in (FULL, SLIDING)}
+    return ModelSpec(
+        name=name,
+        family="gemma3",
+        layers=tuple(layers[kind] for kind in _gemma3_kinds(fields)),
+        context=fields.integer("max_position_embeddings", 131_072),
+        vocab=fields.integer("vocab_size", 262_208),
+        hidden=hidden,
+        ffn=fields.integer("intermediate_size"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        activation="gelu_tanh",
+        tied=fields.flag("tie_word_embeddings", tied),
+        embed_scale=hidden**0.5,
+        qk_norm=True,
+        post_norms=True,
+        attention_bias=fields.flag("attention_bias", False),
+        final_softcap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _gemma3_kinds(fields: Fields) -> list[str]:
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    if "layer_types" in fields:
+        kinds = fields.sequence("layer_types", count)
+        if any(kind not in (FULL, SLIDING) for kind in kinds):
+            raise fields.wrong("layer_types", f"a list of {FULL} and {SLIDING}")
+        return kinds
+    period = fields.integer("sliding_window_pattern", 6)
+    return [SLIDING if (i + 1) % period else FULL for i in range(count)]
+
+
+def _gemma3_layer(fields: Fields, kind: str) -> LayerSpec:
+    heads = fields.integer("num_attention_heads", 8)
+    head_dim = fields.integer("head_dim", 256, most=MAX_HEAD_DIM)
+    sliding = kind == SLIDING
+    theta_field, theta = ("rope_local_base_freq", 1e4) if sliding else ("rope_theta", 1e6)
+    return LayerSpec(
+        "sliding" if sliding else "full",
+        heads,
+        fields.integer("num_key_value_heads", 4),
+        head_dim,
+        head_dim,
+        window=fields.integer("sliding_window", 4096) if sliding else None,
+        rope=config_rope(
+            _gemma3_rope_params(fields, kind),
+            dim=head_dim,
+            theta=fields.number(theta_field, theta),
+            context=fields.integer("max_position_embeddings", 131_072),
+        ),
+        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        softcap=fields.optional_number("attn_logit_softcapping"),
+    )
+
+
+def _gemma3_rope_params(fields: Fields, kind: str) -> Fields:
+    """What is said of one kind of layer, by transformers 5 or before it."""
+    if "rope_scaling" in fields:
+        # The older field meant the layers that see everything, and came without the newer one.
+        fields.refuse("rope_parameters")
+        return fields.sub("rope_scaling" if kind == FULL else "rope_parameters")
+    params = fields.sub("rope_parameters")
+    if fields.get("rope_parameters") and FULL not in params and SLIDING not in params:
+        raise fields.wrong("rope_parameters", f"an object with {FULL} and {SLIDING}")
+    return params.sub(kind)
+
+
+# Class names as `architectures` has them, then the `model_type` of files without that field.
+ARCHITECTURES: dict[str, Callable[[Fields, str], ModelSpec]] = {
+    "LlamaForCausalLM": _llama,
+    "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_nested,
+    "llama": _llama,
+    "gemma3_text": _gemma3,
+    "gemma3": _gemma3_nested,
+}

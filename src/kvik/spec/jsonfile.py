@@ -1,0 +1,34 @@
+"""JSON files that came from elsewhere: bounded in size and nesting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvik.errors import SpecError
+
+MAX_BYTES = 16 << 20
+
+
+def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
+    """The object in the JSON file at ``path``, of at most ``most`` bytes; SpecError otherwise."""
+    try:
+        if not path.is_file():
+            raise SpecError(f"{path}: no such file")
+        with path.open("rb") as file:
+            # One byte more than allowed, and never the whole of a file that is too large.
+            data = file.read(most + 1)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if len(data) > most:
+        raise SpecError(f"{path}: larger than {most} bytes; that is no model description")
+    try:
+        value = json.loads(data)
+    except RecursionError as error:
+        raise SpecError(f"{path}: nested too deeply") from error
+    except ValueError as error:
+        raise SpecError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise SpecError(f"{path}: holds no JSON object")
+    return value

@@ -1,0 +1,45 @@
+"""Finding the description of a model in a file or folder, and reading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvik.errors import SpecError
+from kvik.spec.config_json import spec_from_config
+from kvik.spec.gguf_model import spec_from_gguf
+from kvik.spec.model import ModelSpec
+
+
+def locate(path: str | Path) -> Path:
+    """The .gguf file or config.json that describes the model at ``path``.
+
+    In a folder, a config.json with safetensors beside it comes first, then a single .gguf,
+    then a config.json alone (enough to plan with).
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise SpecError(f"{path}: no such file or folder")
+        return path
+    config = path / "config.json"
+    if config.is_file() and any(path.glob("*.safetensors")):
+        return config
+    models = sorted(path.glob("*.gguf"))
+    if len(models) == 1:
+        return models[0]
+    if models:
+        names = ", ".join(model.name for model in models[:5])
+        raise SpecError(f"{path}: holds {len(models)} GGUF files; name one of them: {names}")
+    if config.is_file():
+        return config
+    raise SpecError(f"{path}: holds neither a config.json nor a .gguf file")
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """ModelSpec of a .gguf file, a config.json, or a folder with one; SpecError on any fault."""
+    try:
+        found = locate(path)
+        return spec_from_config(found) if found.suffix == ".json" else spec_from_gguf(found)
+    except (ValueError, OSError) as error:
+        # The dataclasses refuse what does not fit together (heads, rotary dimension).
+        raise SpecError(f"{path}: {error}") from error
