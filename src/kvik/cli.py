@@ -1,0 +1,201 @@
+"""The command ``kvik``: parses, calls one public function per verb, turns errors into one line.
+
+Nothing heavy is imported before a verb needs it. Exit status: 0 done, 1 failed, 2 bad input,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from kvik import __version__
+from kvik.errors import KvikError
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+_MODEL = click.argument("model")
+
+
+class _Help(click.Command):
+    """A command whose epilog keeps its line breaks, for examples."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog:
+            formatter.write_paragraph()
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class _HelpGroup(_Help, click.Group):
+    """A group with the same epilog."""
+
+    command_class = _Help
+
+
+@click.group(
+    cls=_HelpGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="kvik run smollm2-135m 'Why is the sky blue?' --kv int8\n"
+    "kvik compare smollm2-135m --kv fp16 --kv int8 --kv sinks:4+window:252",
+)
+@click.version_option(__version__, message="kvik %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run and measure KV-cache recipes on the language model you already have."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@cli.group(
+    cls=_HelpGroup,
+    invoke_without_command=True,
+    epilog="kvik models\nkvik models get smollm2-135m",
+)
+@_JSON
+@click.pass_context
+def models(ctx: click.Context, as_json: bool) -> None:
+    """List the built-in models, or fetch one."""
+    if ctx.invoked_subcommand is None:
+        from kvik.commands.models import list_models
+
+        list_models(as_json)
+
+
+@models.command("get", epilog="kvik models get smollm2-135m gemma3-270m")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_JSON
+def models_get(names: tuple[str, ...], as_json: bool) -> None:
+    """Fetch built-in models into the cache folder, checked by SHA-256."""
+    from kvik.commands.models import get_models
+
+    get_models(names, as_json)
+
+
+@cli.command(
+    epilog="kvik run smollm2-135m 'Name three rivers.' --kv int8\n"
+    "kvik run smollm2-135m --kv sinks:4+window:1020        (a chat)\n"
+    "kvik run ./model.gguf --file question.txt --kv int8/int4 --json\n"
+    "cat notes.txt | kvik run gemma3-270m --raw --max-new 32",
+)
+@_MODEL
+@click.argument("prompt", required=False)
+@click.option("--kv", "recipe", default="fp16", show_default=True, help="Recipe of the cache.")
+@click.option("--file", "file", type=click.Path(), help="Read the prompt from a file.")
+@click.option("--system", help="System message of the chat.")
+@click.option("--raw", is_flag=True, help="Complete plain text: no chat template.")
+@click.option("--max-new", default=256, show_default=True, type=click.IntRange(1))
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0))
+@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0: all.")
+@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0))
+@click.option("--min-p", default=0.0, show_default=True, type=click.FloatRange(0.0, 1.0))
+@click.option(
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.0, min_open=True),
+)
+@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
+@_JSON
+def run(model: str, prompt: str | None, as_json: bool, **options: Any) -> None:
+    """Generate text with a cache of your choice; a chat when no PROMPT is given.
+
+    The prompt comes from PROMPT, from --file or from standard input. Without one, at a terminal,
+    a chat starts whose history stays in the cache. KV bytes and speed are told at the end.
+    """
+    from kvik.commands.run import RunOptions, run_model
+
+    run_model(RunOptions(model=model, prompt=prompt, as_json=as_json, **options))
+
+
+@cli.command(
+    epilog="kvik compare smollm2-135m --kv fp16 --kv int8 --kv int4\n"
+    "kvik compare smollm2-135m --kv window:256 --kv sinks:4+window:252 --out out/windows\n"
+    "kvik compare gemma3-270m --kv int8/int4 --context 4096 --text book.txt --json",
+)
+@_MODEL
+@click.option("--kv", "recipes", multiple=True, required=True, help="Recipe; may be repeated.")
+@click.option("--context", default=2048, show_default=True, type=click.IntRange(1))
+@click.option("--text", type=click.Path(), help="UTF-8 text to measure on, not the built-in one.")
+@click.option("--offsets", default=1, show_default=True, type=click.IntRange(1, 100))
+@click.option("--out", type=click.Path(), help="Folder for compare.json and report.html.")
+@_JSON
+def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Measure bytes, quality and speed of recipes side by side.
+
+    Quality is the distance of the predictions from those of the full fp32 cache over 512 tokens
+    after the context, at --offsets places of the text; each recipe runs in its own process.
+    """
+    from kvik.commands.compare import compare_recipes
+
+    return compare_recipes(model, recipes, as_json=as_json, **options)
+
+
+@cli.command(epilog="kvik doctor\nkvik doctor --json")
+@_JSON
+def doctor(as_json: bool) -> None:
+    """Say what this machine has and what kvik uses of it."""
+    from kvik.doctor import examine, show
+
+    facts = examine()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        show(facts)
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(guarded(cli, sys.argv[1:]))
+
+
+def guarded(command: click.Command, args: Sequence[str]) -> int:
+    """Run a command; its exit status, with every error told in one line on standard error."""
+    from kvik.env import debug
+
+    try:
+        status = command.main(args=list(args), prog_name="kvik", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.ClickException as error:
+        return _tell(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _tell("interrupted", 130)
+    except BrokenPipeError:
+        # The reader went away. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KvikError as error:
+        return _tell(str(error), 2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("kvik") or debug():
+            return _bug(error, debug())
+        return _tell(f"{error.name} is not installed: pip install 'kvik[run]'", 2)
+    except Exception as error:
+        return _bug(error, debug())
+
+
+def _tell(message: str, status: int) -> int:
+    line = " ".join(message.split())
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    with contextlib.suppress(OSError):
+        print(f"kvik: {line}", file=sys.stderr)
+    return status
+
+
+def _bug(error: Exception, show_traceback: bool) -> int:
+    if show_traceback:
+        raise error
+    name = type(error).__name__
+    return _tell(f"this is a bug ({name}: {error}); KVIK_DEBUG=1 shows where it happened", 1)
