@@ -1,0 +1,172 @@
+"""The decoder: one forward pass over a flat batch, driven by a ModelSpec alone.
+
+It holds plain tensors and no state; all that lasts from step to step is the cache's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvik.errors import ModelError
+from kvik.models.attention import Attention
+from kvik.models.latent import LatentAttention
+from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weights
+from kvik.models.state import GatedRecurrence
+from kvik.spec import ModelSpec
+
+MIXERS: dict[str, Callable[[Take, ModelSpec, int], Mixer]] = {
+    "full": Attention.build,
+    "sliding": Attention.build,
+    "chunked": Attention.build,
+    "shared": Attention.build,
+    "latent": LatentAttention.build,
+    "state": GatedRecurrence.build,
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The gated feed-forward network (arXiv 2002.05202)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def build(cls, take: Take, model: ModelSpec, layer: int) -> FeedForward:
+        """Take the three projections of a layer."""
+        return cls(
+            gate=Linear.build(take, f"layers.{layer}.gate_proj", model.ffn, model.hidden),
+            up=Linear.build(take, f"layers.{layer}.up_proj", model.ffn, model.hidden),
+            down=Linear.build(take, f"layers.{layer}.down_proj", model.hidden, model.ffn),
+            activation=ACTIVATIONS[model.activation],
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Mixer and feed-forward, each normed before (and after, with ``post_norms``) and added."""
+
+    mixer_norm: RMSNorm
+    mixer: Mixer
+    post_mixer_norm: RMSNorm | None
+    ffn_norm: RMSNorm
+    ffn: FeedForward
+    post_ffn_norm: RMSNorm | None
+
+    @classmethod
+    def build(cls, take: Take, model: ModelSpec, layer: int) -> Layer:
+        """Take one layer's weights."""
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm.build(take, f"layers.{layer}.{name}_norm", model.hidden, model.norm_eps)
+
+        return cls(
+            mixer_norm=norm("attn"),
+            mixer=MIXERS[model.layers[layer].kind](take, model, layer),
+            post_mixer_norm=norm("post_attn") if model.post_norms else None,
+            ffn_norm=norm("ffn"),
+            ffn=FeedForward.build(take, model, layer),
+            post_ffn_norm=norm("post_ffn") if model.post_norms else None,
+        )
+
+    def __call__(self, x: Tensor, cache: StepCache) -> Tensor:
+        mixed = self.mixer(self.mixer_norm(x), cache)
+        x = x + (mixed if self.post_mixer_norm is None else self.post_mixer_norm(mixed))
+        fed = self.ffn(self.ffn_norm(x))
+        return x + (fed if self.post_ffn_norm is None else self.post_ffn_norm(fed))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model's weights, in the shape in which ``forward`` uses them."""
+
+    spec: ModelSpec
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    norm: RMSNorm
+    head: Linear
+
+    @classmethod
+    def build(cls, take: Take, spec: ModelSpec) -> Decoder:
+        """Take every weight that ``spec`` implies, shared and not copied."""
+        embed = take("embed.weight", (spec.vocab, spec.hidden))
+        return cls(
+            spec,
+            embed,
+            tuple(Layer.build(take, spec, i) for i in range(len(spec.layers))),
+            RMSNorm.build(take, "norm", spec.hidden, spec.norm_eps),
+            Linear(embed) if spec.tied else Linear.build(take, "lm_head", spec.vocab, spec.hidden),
+        )
+
+    @classmethod
+    def from_weights(cls, spec: ModelSpec, weights: Mapping[str, Tensor]) -> Decoder:
+        """Build from tensors under their canonical names; ModelError when they do not fit."""
+        take = Weights(weights)
+        decoder = cls.build(take, spec)
+        take.finish()
+        if len(dtypes := {tensor.dtype for tensor in weights.values()}) > 1:
+            raise ModelError(
+                f"a model's tensors share one dtype; these have {sorted(map(str, dtypes))}"
+            )
+        return decoder
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the forward pass computes in."""
+        return self.embed.dtype
+
+    # Not inference_mode: a cache may allocate during a step what it updates in place later,
+    # and callers may edit their logits. Without gradients the two cost the same.
+    @torch.no_grad()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
+    ) -> Tensor:
+        """Logits [N, vocab] of N tokens, or [len(rows), vocab] of those rows, in ``dtype``.
+
+        ``tokens`` and ``positions`` are int64 [N] in the order of the cache's planned step. The
+        vocabulary is large: ask for the rows you need, none at all (an empty ``rows``) included.
+        """
+        self._check(tokens, positions, rows)
+        x = functional.embedding(tokens, self.embed)
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
+        for layer in self.layers:
+            x = layer(x, cache)
+        logits = self.head(self.norm(x if rows is None else x[rows]))
+        if (cap := self.spec.final_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def _check(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> None:
+        if tokens.dim() != 1 or tokens.numel() == 0 or tokens.dtype != torch.int64:
+            raise ModelError(
+                f"a step takes at least one token as int64 [N], not {tokens.dtype} "
+                f"{list(tokens.shape)}"
+            )
+        if positions.shape != tokens.shape:
+            raise ModelError(f"{len(tokens)} tokens come with {positions.numel()} positions")
+        low, high = (int(bound) for bound in torch.aminmax(tokens))
+        if low < 0 or high >= self.spec.vocab:
+            raise ModelError(
+                f"the token id {low if low < 0 else high} is outside the vocabulary of "
+                f"{self.spec.vocab}; was the text encoded with another model's tokenizer?"
+            )
+        if rows is not None and rows.numel():
+            first, last = (int(bound) for bound in torch.aminmax(rows))
+            if first < 0 or last >= len(tokens):
+                raise ModelError(f"rows {first} to {last} of a step of {len(tokens)} tokens")

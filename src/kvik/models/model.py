@@ -1,0 +1,77 @@
+"""A model as the engine knows it: what it is, what it computes, how it spells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvik.errors import ModelError
+from kvik.machine import usable_cores
+from kvik.models.decoder import Decoder
+from kvik.models.parts import StepCache
+from kvik.spec import ModelSpec, load_spec
+
+if TYPE_CHECKING:
+    from kvik.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder and its description; the tokenizer is read from ``path`` when first asked for."""
+
+    name: str
+    spec: ModelSpec
+    decoder: Decoder
+    path: Path | None = None
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
+    ) -> Tensor:
+        """Logits of a flat ragged batch; see ``Decoder.forward``."""
+        return self.decoder.forward(tokens, positions, cache, rows)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer; ModelError for a model without files."""
+        if self.path is None:
+            raise ModelError(f"the model {self.name!r} has no files and so no tokenizer")
+        from kvik.models.tokenizer import Tokenizer
+
+        if self.path.suffix == ".gguf":
+            return Tokenizer.from_gguf(self.path)
+        return Tokenizer.from_folder(self.path)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a turn or a text; none for a model without files."""
+        return frozenset() if self.path is None else self.tokenizer.eos_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja2 source that lays out a chat, if the model has one."""
+        return None if self.path is None else self.tokenizer.chat_template
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Load a built-in name, a GGUF file, a safetensors folder or a Hugging Face repo id.
+
+    Torch is cut to the cores that affinity and cgroup quota leave: more threads than cores wait
+    for each other at every operation.
+    """
+    # Here and not above: a random model needs no reader of files.
+    from kvik.models.sources import resolve
+    from kvik.models.weights import load_weights
+
+    path = resolve(str(name_or_path))
+    if path.name == "config.json":
+        path = path.parent
+    spec = load_spec(path)
+    decoder = Decoder.from_weights(spec, load_weights(path, spec))
+    torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
+    name = spec.name if Path(name_or_path).exists() else str(name_or_path)
+    return Model(name, spec, decoder, path)
