@@ -1,0 +1,121 @@
+"""Weights from a Hugging Face folder: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvik.errors import ModelError
+from kvik.spec import ModelSpec
+from kvik.spec.jsonfile import read_json
+
+READABLE = ("F64", "F32", "F16", "BF16")
+INDEX = "model.safetensors.index.json"
+MAX_INDEX = 64 << 20
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    **{f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
+    **{f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    **{f"{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+# The norm before the feed-forward has another name where one follows attention too.
+LLAMA = LAYER | {"ffn_norm": "post_attention_layernorm"}
+GEMMA3 = LAYER | {
+    "post_attn_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffn_norm": "post_feedforward_layernorm",
+}
+# What a Gemma 3 that sees images has besides its text model, and what old files stored needlessly.
+SPARE = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
+
+
+class SafetensorsWeights:
+    """The tensors of one folder."""
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Any] = {}
+        try:
+            for file in _shards(folder):
+                self._add(file)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: cannot be read ({error}): fetch it again") from error
+        ends = [name for name in self._shapes if name.endswith("embed_tokens.weight")]
+        self._prefix = ends[0].removesuffix("embed_tokens.weight") if ends else "model."
+
+    def _add(self, file: Path) -> None:
+        opened = safe_open(file, framework="pt")
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            if name in self._files:
+                raise ModelError(f"{self._folder}: the tensor {name!r} is in two files")
+            part = opened.get_slice(name)
+            if part.get_dtype() not in READABLE and not self.spare(name):
+                raise ModelError(
+                    f"{file}: {name} has the type {part.get_dtype()}; {', '.join(READABLE)} can be "
+                    "read: take the model's unquantized files, or its GGUF"
+                )
+            self._files[name] = opened
+            self._shapes[name] = tuple(part.get_shape())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor in the folder."""
+        return self._shapes
+
+    def name_of(self, name: str) -> str:
+        """``layers.3.q_proj.weight`` is ``model.layers.3.self_attn.q_proj.weight`` here."""
+        *head, part, kind = name.split(".")
+        if head:
+            names = GEMMA3 if self._spec.family == "gemma3" else LLAMA
+            return f"{self._prefix}layers.{head[1]}.{names[part]}.{kind}"
+        if part == "lm_head":
+            return self._prefix.removesuffix("model.") + name
+        return self._prefix + {"embed": "embed_tokens.weight", "norm": "norm.weight"}[part]
+
+    def spare(self, name: str) -> bool:
+        """Parts that are not of the text model, and the copy of a tied embedding."""
+        return bool(SPARE.match(name)) or (self._spec.tied and name.endswith("lm_head.weight"))
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor that we call ``name``, float32."""
+        theirs = self.name_of(name)
+        values = self._files[theirs].get_tensor(theirs)
+        # A copy even of float32: what safetensors gives may be a view of the mapped file.
+        values = torch.empty(values.shape, dtype=torch.float32).copy_(values)
+        if self._spec.family == "gemma3" and name.endswith("norm.weight"):
+            values += 1.0
+        if not values.sum().isfinite():
+            raise ModelError(f"{self._folder}: {theirs} holds NaN or infinity: fetch it again")
+        return values
+
+
+def _shards(folder: Path) -> Iterable[Path]:
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    if (folder / INDEX).is_file():
+        return _indexed(folder)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        raise ModelError(f"{folder}: holds no model.safetensors and no {INDEX}")
+    return found
+
+
+def _indexed(folder: Path) -> list[Path]:
+    index = read_json(folder / INDEX, MAX_INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise ModelError(f"{folder / INDEX}: the field weight_map is missing")
+    names = {str(name) for name in index.values()}
+    for name in sorted(names):
+        # Only files of this folder: an index from elsewhere must not reach any other.
+        if name in ("", ".", "..") or set(name) & set("/\\:\0"):
+            raise ModelError(f"{folder / INDEX}: {name!r} is not the name of a file beside it")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder}: the shard {name} is missing: fetch the model again")
+    return [folder / name for name in sorted(names)]

@@ -1,0 +1,116 @@
+"""A model's weights as float32 tensors under one set of names, whatever file they come from.
+
+Legend of the names: ``embed.weight [V, hidden]``, ``layers.{i}.{q,k,v,o}_proj.weight [out, in]``,
+``layers.{i}.{gate,up,down}_proj.weight``, ``layers.{i}.{attn,ffn}_norm.weight``, ``norm.weight``;
+by spec ``lm_head.weight``, ``{q,k}_norm``, ``post_{attn,ffn}_norm`` and the biases of attention.
+A norm's weight is the factor that multiplies; Q and K rows are laid out for "half" RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from kvik.errors import ModelError
+from kvik.models.gguf_weights import GgufWeights
+from kvik.models.safetensors_weights import SafetensorsWeights
+from kvik.spec import ModelSpec
+from kvik.spec.load import locate
+
+Shape = tuple[int, ...]
+
+
+class WeightFile(Protocol):
+    """One kind of file: names and shapes as it has them, and reading into our layout."""
+
+    def shapes(self) -> dict[str, Shape]:
+        """Every tensor in the file."""
+
+    def name_of(self, name: str) -> str:
+        """The file's name for one of ours."""
+
+    def spare(self, name: str) -> bool:
+        """Whether a tensor that no name asks for may be there."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor that we call ``name``, float32, contiguous, in memory of its own."""
+
+
+def load_weights(path: str | Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Every weight of the model at ``path`` (a .gguf, or a folder with safetensors).
+
+    ModelError names each tensor that is missing, unknown, of another shape or of a type that
+    cannot be read; nothing is read before all of them fit.
+    """
+    found = locate(path)
+    file: WeightFile
+    if found.suffix == ".json":
+        file = SafetensorsWeights(found.parent, spec)
+    else:
+        file = GgufWeights(found, spec)
+    wanted = expected_shapes(spec)
+    _check(str(found), file, wanted)
+    return {name: file.read(name) for name in wanted}
+
+
+def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """The name and shape of every weight that ``spec`` calls for."""
+    shapes: dict[str, Shape] = {
+        "embed.weight": (spec.vocab, spec.hidden),
+        "norm.weight": (spec.hidden,),
+    }
+    if not spec.tied:
+        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
+    for index, layer in enumerate(spec.layers):
+        projections = {
+            "q": (layer.heads * layer.k_dim, spec.hidden),
+            "k": (layer.kv_heads * layer.k_dim, spec.hidden),
+            "v": (layer.kv_heads * layer.v_dim, spec.hidden),
+            "o": (spec.hidden, layer.heads * layer.v_dim),
+        }
+        part: dict[str, Shape] = {
+            "attn_norm.weight": (spec.hidden,),
+            "ffn_norm.weight": (spec.hidden,),
+            "gate_proj.weight": (spec.ffn, spec.hidden),
+            "up_proj.weight": (spec.ffn, spec.hidden),
+            "down_proj.weight": (spec.hidden, spec.ffn),
+        }
+        part |= {f"{name}_proj.weight": shape for name, shape in projections.items()}
+        if spec.attention_bias:
+            part |= {f"{name}_proj.bias": shape[:1] for name, shape in projections.items()}
+        if spec.qk_norm:
+            part |= {"q_norm.weight": (layer.k_dim,), "k_norm.weight": (layer.k_dim,)}
+        if spec.post_norms:
+            part |= {f"post_{name}_norm.weight": (spec.hidden,) for name in ("attn", "ffn")}
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in part.items()}
+    return shapes
+
+
+def _check(source: str, file: WeightFile, wanted: dict[str, Shape]) -> None:
+    present = file.shapes()
+    names = {file.name_of(name): shape for name, shape in wanted.items()}
+    missing = [name for name in names if name not in present]
+    extra = [name for name in present if name not in names and not file.spare(name)]
+    wrong = [
+        f"{name} is {list(present[name])} and must be {list(shape)}"
+        for name, shape in names.items()
+        if name in present and present[name] != shape
+    ]
+    faults = [
+        f"{title} {_listed(items)}"
+        for title, items in (("missing:", missing), ("unknown:", extra), ("wrong shape:", wrong))
+        if items
+    ]
+    if faults:
+        raise ModelError(
+            f"{source}: the weights do not fit the model's description; " + "; ".join(faults)
+        )
+
+
+def _listed(items: Iterable[str], most: int = 5) -> str:
+    items = list(items)
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + rest
