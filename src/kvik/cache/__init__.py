@@ -1,0 +1,8 @@
+"""Pages, block tables, snapshots and the KVCache that decoders talk to."""
+
+from kvik.cache.kvcache import KVCache
+from kvik.cache.pool import PagePool, choose_slab
+from kvik.cache.saved import dump, load
+from kvik.cache.table import Sequence, State
+
+__all__ = ["KVCache", "PagePool", "Sequence", "State", "choose_slab", "dump", "load"]

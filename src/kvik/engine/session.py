@@ -1,0 +1,178 @@
+"""Session: one growing text of one model through one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+from torch import Tensor
+
+from kvik.cache import KVCache, PagePool, State, choose_slab
+from kvik.errors import CapacityError, KvikError
+from kvik.models import Model
+from kvik.plan import kv_bytes, pool_capacity
+from kvik.recipe import Plan, Recipe
+
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a session that it can go back to without recomputing; it pins its pages."""
+
+    tokens: tuple[int, ...]
+    state: State
+
+
+class Session:
+    """Feeds tokens through a model and keeps their K and V as the recipe says.
+
+    ``max_tokens`` bounds the text and sizes the pool, whose memory is touched only as it fills.
+    ``max_forks`` sessions forked from this one can live beside it. Raises CapacityError when the
+    cache would not fit in the memory that is available.
+    """
+
+    def __init__(
+        self, model: Model, recipe: Recipe | str, *, max_tokens: int, max_forks: int = 1
+    ) -> None:
+        if max_tokens < 1:
+            raise KvikError(f"a session needs room for at least one token, not {max_tokens}")
+        self.model, self.max_tokens = model, max_tokens
+        self.recipe = Recipe.parse(recipe)
+        plan = self.recipe.resolve(model.spec)
+        check_fits(plan, max_tokens)
+        slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
+        capacity = pool_capacity(plan, max_tokens, slab, 1 + max_forks)
+        self.cache = KVCache(plan, PagePool(plan.page_bytes, capacity, slab_bytes=slab))
+        self._sequence = self.cache.create()
+        self._marks: list[Mark] = []
+        self.tokens: list[int] = []
+
+    @property
+    def plan(self) -> Plan:
+        """The recipe resolved for the model."""
+        return self.cache.resolved
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes held now: pages (each once), tables and states, marks included."""
+        marked = [type(self._sequence)(m.state) for m in self._marks]
+        return self.cache.nbytes(self._sequence, *marked)
+
+    def planned_bytes(self, context: int) -> int:
+        """Bytes that the planner expects after ``context`` tokens (without marks)."""
+        return kv_bytes(self.plan, context).total
+
+    def feed(
+        self, tokens: Seq[int], *, logits: Literal["last", "all"] = "last", chunk: int = CHUNK
+    ) -> Tensor:
+        """Appends tokens and returns the logits after the last or after all of them, float32.
+
+        Shape [1, vocab] or [n, vocab]. The result does not depend on ``chunk``. Either all
+        tokens are in the cache afterwards, or (on an error or an interrupt) the chunks that
+        finished: ``tokens`` tells.
+        """
+        if not tokens:
+            raise KvikError("there are no tokens to feed")
+        if len(self.tokens) + len(tokens) > self.max_tokens:
+            raise CapacityError(
+                f"{len(self.tokens) + len(tokens)} tokens asked of a session for "
+                f"{self.max_tokens}; start it with a larger context"
+            )
+        if self.plan.recompute:
+            return self._recompute(tokens, logits)
+        parts = []
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            last = start + len(part) == len(tokens)
+            rows = None if logits == "all" else torch.arange(len(part) - 1, len(part))
+            if not last and logits == "last":
+                rows = torch.zeros(0, dtype=torch.int64)
+            parts.append(self._step(part, rows))
+        return torch.cat(parts)
+
+    def _step(self, tokens: Seq[int], rows: Tensor | None) -> Tensor:
+        self.cache.plan([self._sequence], [len(tokens)])
+        try:
+            ids = torch.tensor(tokens, dtype=torch.int64)
+            out = self.model.forward(ids, self.cache.positions, self.cache, rows)
+        except BaseException:
+            self.cache.abort()
+            raise
+        self.cache.commit()
+        self.tokens.extend(tokens)
+        return out.float()
+
+    def _recompute(self, tokens: Seq[int], logits: str) -> Tensor:
+        """Without a cache the whole text runs again and nothing is kept."""
+        text = [*self.tokens, *tokens]
+        self.cache.plan([self._sequence], [len(text)])
+        try:
+            wanted = 1 if logits == "last" else len(tokens)
+            rows = torch.arange(len(text) - wanted, len(text))
+            ids = torch.tensor(text, dtype=torch.int64)
+            out = self.model.forward(ids, self.cache.positions, self.cache, rows)
+        finally:
+            self.cache.abort()
+        self.tokens.extend(tokens)
+        return out.float()
+
+    def fork(self) -> Session:
+        """A session with the same past that shares pages until the two differ."""
+        twin = object.__new__(Session)
+        twin.model, twin.max_tokens, twin.recipe = self.model, self.max_tokens, self.recipe
+        twin.cache, twin.tokens, twin._marks = self.cache, list(self.tokens), []
+        twin._sequence = self.cache.fork(self._sequence)
+        return twin
+
+    def mark(self) -> None:
+        """Remembers this point, so that :meth:`trim` can come back to it exactly."""
+        self._marks.append(Mark(tuple(self.tokens), self.cache.snapshot(self._sequence)))
+
+    def trim(self, length: int) -> int:
+        """Goes back to the first ``length`` tokens; returns how many had to be recomputed.
+
+        Nothing is recomputed when all they need is still stored; otherwise the newest mark at or
+        below ``length`` is restored and the rest runs again.
+        """
+        if not 0 <= length <= len(self.tokens):
+            raise KvikError(f"cannot go back to {length} of {len(self.tokens)} tokens")
+        text = self.tokens[:length]
+        while self._marks and len(self._marks[-1].tokens) > length:
+            self.cache.drop(self._marks.pop().state)
+        if self.plan.recompute or self.cache.can_cut(self._sequence, length):
+            if not self.plan.recompute:
+                self.cache.cut(self._sequence, length)
+            self.tokens = text
+            return 0
+        self.cache.free(self._sequence)
+        self.tokens = []
+        if self._marks:
+            self._sequence = self.cache.restore(self._marks[-1].state)
+            self.tokens = list(self._marks[-1].tokens)
+        rest = text[len(self.tokens) :]
+        if rest:
+            self.feed(rest)
+        return len(rest)
+
+    def close(self) -> None:
+        """Gives every page back."""
+        for mark in self._marks:
+            self.cache.drop(mark.state)
+        self._marks = []
+        self.cache.free(self._sequence)
+        self.tokens = []
+
+
+def check_fits(plan: Plan, tokens: int, available: int | None = None) -> None:
+    """CapacityError when the cache of ``tokens`` tokens exceeds the available memory."""
+    need = kv_bytes(plan, tokens).total
+    have = psutil.virtual_memory().available if available is None else available
+    if need > have:
+        raise CapacityError(
+            f"the cache of {tokens:,} tokens with {plan.recipe} needs {need:,} bytes and "
+            f"{have:,} are available; ask for less context or a smaller recipe"
+        )

@@ -1,0 +1,32 @@
+"""Rotary position embedding, with angles in float64 so that positions stay exact for long texts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvik.spec.model import Rope
+
+
+def angles(rope: Rope, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, rope.dim / 2] at integer ``positions`` [T]."""
+    frequency = torch.tensor(rope.frequencies(), dtype=torch.float64)
+    angle = positions.to(torch.float64).unsqueeze(-1) * frequency
+    factor = rope.attention_factor
+    return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
+
+
+def rotate(x: Tensor, rope: Rope | None, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the channels of ``x`` [..., T, D] that RoPE covers; the others pass through."""
+    if rope is None:
+        return x
+    head, body, rest = x.split([rope.offset, rope.dim, x.shape[-1] - rope.offset - rope.dim], -1)
+    if rope.layout == "half":
+        a, b = body.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        a, b = body[..., 0::2], body[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    if rope.dim == x.shape[-1]:
+        return turned
+    return torch.cat((head, turned, rest), -1)
