@@ -1,0 +1,17 @@
+"""The environment variables that kvik reads; this is the only place that does.
+
+KVIK_HOME    the folder for downloaded models (the user's cache folder otherwise)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def home() -> Path:
+    """The folder that kvik keeps its files in; it need not exist yet."""
+    chosen = os.environ.get("KVIK_HOME")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("kvik"))
