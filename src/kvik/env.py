@@ -1,6 +1,7 @@
 """The environment variables that kvik reads; this is the only place that does.
 
 KVIK_HOME    the folder for downloaded models (the user's cache folder otherwise)
+KVIK_DEBUG   anything but empty or 0: errors that are bugs show their traceback
 """
 
 from __future__ import annotations
@@ -15,3 +16,8 @@ def home() -> Path:
     """The folder that kvik keeps its files in; it need not exist yet."""
     chosen = os.environ.get("KVIK_HOME")
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("kvik"))
+
+
+def debug() -> bool:
+    """Whether an unexpected error should show where it happened."""
+    return os.environ.get("KVIK_DEBUG", "") not in ("", "0")
