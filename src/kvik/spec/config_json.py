@@ -46,6 +46,7 @@ def _model_name(folder: Path) -> str:
 
 def _llama(fields: Fields, name: str) -> ModelSpec:
     fields.refuse("mlp_bias", False)
+    fields.refuse("partial_rotary_factor", 1)
     fields.refuse("hidden_act", "silu")
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(1, hidden // heads), most=MAX_HEAD_DIM)

@@ -11,7 +11,7 @@ from kvik.spec.model import Rope
 def config_rope(params: Fields, *, dim: int, theta: float, context: int) -> Rope:
     """Rotary embedding of ``dim`` channels; ``theta`` and ``context`` fill absent fields."""
     kind = params.text("rope_type", params.text("type", "default"))
-    params.refuse("partial_rotary_factor", 1.0, 1)
+    params.refuse("partial_rotary_factor", 1)
     theta = params.number("rope_theta", theta)
     if kind == "default":
         return Rope(dim, theta)
