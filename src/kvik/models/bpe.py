@@ -54,7 +54,7 @@ def byte_level_bpe(
     always. ModelError on an unknown ``pre`` or on merges that the vocabulary does not hold.
     """
     family = family_of(pre)
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # These vocabularies hold whole words that no chain of merges reaches.
     try:

@@ -16,6 +16,7 @@ from re import Pattern
 from typing import Protocol
 
 from kvik.errors import KvikError, ModelError
+from kvik.models.guard import Guard
 from kvik.models.matcher import longest_match
 
 
@@ -102,6 +103,11 @@ class Tokenizer:
     def control_pattern(self) -> Pattern[str]:
         """Matches any special token, the longest where several start together."""
         return longest_match(self._vocabulary.control)
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Keeps special tokens in messages from acting as such."""
+        return Guard(self._vocabulary.control)
 
     def encode(self, text: str, *, bos: bool = True, special: bool = True) -> list[int]:
         """The ids of ``text``.
