@@ -162,7 +162,7 @@ def test_alignment_of_the_file_is_kept(tmp_path: Path):
         (gguf_bytes(tensor("t", (1 << 40,)), tensors=1, data=64), "tensor 't' needs"),
         (gguf_bytes(tensor("t", (8,), offset=1 << 63), tensors=1, data=64), "tensor 't' needs"),
         (gguf_bytes(tensor("t", (8,)), tensor("t", (8,)), tensors=2, data=64), "appears twice"),
-        (gguf_bytes(tensor("t", (16,)), tensor("u", (8,), offset=32), tensors=2, data=64), "overla"),
+        (gguf_bytes(tensor("t", (16,)), tensor("u", (8,), 0, 32), tensors=2, data=64), "overlap"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

