@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from types import UnionType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 # For each parameter: its types, whether a value is in range (no NaN is), and how to say so.
-_RANGES: dict[str, tuple[UnionType | type, Callable[[float], bool], str]] = {
+_RANGES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "temperature": (int | float, lambda x: 0 <= x < inf, "0 (the likeliest token) or more"),
     "top_k": (int, lambda x: x >= 0, "a whole number, 0 for all tokens"),
     "top_p": (int | float, lambda x: 0 < x <= 1, "over 0 and at most 1 (all tokens)"),
