@@ -27,7 +27,6 @@ class _Help(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.epilog:
-            formatter.write_paragraph()
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
@@ -106,12 +105,13 @@ def models_get(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
 @_JSON
 def run(model: str, prompt: str | None, as_json: bool, **options: Any) -> None:
-    """Generate text with a cache of your choice; a chat when no PROMPT is given.
+    """Generate text, or chat, with a cache of your choice.
 
     The prompt comes from PROMPT, from --file or from standard input. Without one, at a terminal,
     a chat starts whose history stays in the cache. KV bytes and speed are told at the end.
     """
-    from kvik.commands.run import RunOptions, run_model
+    from kvik.commands.answer import RunOptions
+    from kvik.commands.run import run_model
 
     run_model(RunOptions(model=model, prompt=prompt, as_json=as_json, **options))
 

@@ -44,14 +44,14 @@ def make_needles(
     noise: str,
     context: int,
     *,
-    chat: Callable[[str], str] | None,
+    chat: Callable[[str], list[int]] | None,
     depths: Sequence[float] = DEPTHS,
     seed: int = 0,
 ) -> list[Needle]:
     """Prompts of at most ``context`` tokens with the fact at each depth of the noise.
 
-    ``chat`` renders a user's message with the model's template, up to where the answer begins;
-    None makes a plain completion. Raises KvikError when the context is too short to hide anything.
+    ``chat`` spells a user's message by the model's template, up to where the answer begins; None
+    makes a plain completion. Raises KvikError when the context is too short to hide anything.
     """
     draw = random.Random(seed)
     needles = []
@@ -72,13 +72,13 @@ def make_needles(
 
 
 def _prompt(
-    tokenizer: Encodes, before: str, fact: str, after: str, chat: Callable[[str], str] | None
+    tokenizer: Encodes, before: str, fact: str, after: str, chat: Callable[[str], list[int]] | None
 ) -> list[int]:
     text = f"{before}\n\n{fact}\n\n{after}\n\n"
     if chat is None:
         plain = f"{text}Question: {QUESTION}\nAnswer: {ANSWER}"
         return tokenizer.encode(plain, bos=True, special=False)
-    return tokenizer.encode(chat(text + QUESTION) + ANSWER, bos=False, special=True)
+    return chat(text + QUESTION) + tokenizer.encode(ANSWER, bos=False, special=False)
 
 
 def ask(session: Any, tokenizer: Encodes, needle: Needle) -> bool:

@@ -18,16 +18,24 @@ def library_text() -> str:
 def read_text(path: str | Path) -> str:
     """The UTF-8 text of a file; raises KvikError in one line for anything else."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise KvikError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it, e.g. with iconv"
-        ) from None
-    except OSError as error:
-        raise KvikError(f"cannot read {path}: {error.strerror or error}") from None
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise KvikError(f"cannot read {path}: {reason or error}") from None
+    text = decode_text(data, str(path))
     if not text.strip():
         raise KvikError(f"{path} is empty: give a file with text in it")
     return text
+
+
+def decode_text(data: bytes, what: str) -> str:
+    """UTF-8 with or without a byte order mark; KvikError names the first byte that is not."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise KvikError(
+            f"{what} is not UTF-8 text (byte {error.start}): convert it, e.g. with iconv"
+        ) from None
 
 
 def windows(ids: Sequence[int], length: int, count: int, *, what: str) -> list[list[int]]:

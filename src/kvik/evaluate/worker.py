@@ -55,8 +55,8 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     from kvik.evaluate.metrics import Rows, summarize
     from kvik.models import load_model
 
-    torch.set_num_threads(task.threads)
     model = load_model(task.model)
+    torch.set_num_threads(task.threads)
     room = task.context + task.decode_room
     result: dict[str, Any] = {"recipe": task.recipe}
     rows = []
@@ -71,7 +71,9 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
             result["measured_bytes"] = session.kv_bytes
             result["bytes_per_token"] = session.kv_bytes / task.context
             result["prefill_tok_s"] = task.context / seconds
-            result["decode_tok_s"] = speed.decode_rate(session.fork(), ids[task.context])
+            twin = session.fork()
+            result["decode_tok_s"] = speed.decode_rate(twin, ids[task.context])
+            twin.close()
             say("decode", speed.STEPS)
         path = Path(task.reference) / f"{index}.npy"
         if task.record:
@@ -82,7 +84,7 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
         else:
             reference = np.load(path, mmap_mode="r")
             rows.append(quality.measure(session, window, reference, lambda n: say("quality", n)))
-        del session
+        session.close()
     figures = asdict(summarize(Rows.join(rows)))
     figures.pop("tokens")
     result.update(figures)
@@ -93,7 +95,7 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
         hit = needle.ask(session, model.tokenizer, needle.Needle(ids, number, 0.0))
         result["needle_hits"] += hit
         say("needle", len(ids))
-        del session
+        session.close()
     result["peak_rss_bytes"] = peak_rss()
     return result
 

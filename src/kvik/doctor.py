@@ -1,0 +1,70 @@
+"""``kvik doctor``: what this machine has, what kvik uses of it, and where models lie."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvik import __version__, machine
+from kvik.evaluate.provenance import commit, version_of
+from kvik.machine import human_bytes
+from kvik.models import sources
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "jinja2", "transformers")
+
+
+def examine() -> dict[str, Any]:
+    """The facts, ready for JSON; imports nothing heavy."""
+    return {
+        "kvik": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: version_of(name) for name in _PACKAGES},
+        "cpu": machine.cpu_model(),
+        "cores": {
+            "present": psutil.cpu_count(),
+            "affinity": machine.affinity(),
+            "cgroup_quota": machine.cgroup_quota(),
+            "used": machine.usable_cores(),
+        },
+        "instruction_sets": machine.instruction_sets(),
+        "memory": {
+            "limit_bytes": machine.memory_limit(),
+            "available_bytes": machine.available_memory(),
+        },
+        "backend": "reference",
+        "models": {"folder": str(sources.folder()), "present": sources.present()},
+    }
+
+
+def show(facts: dict[str, Any]) -> None:
+    """Print the facts as a person reads them."""
+    cores, memory = facts["cores"], facts["memory"]
+    quota = "none" if cores["cgroup_quota"] is None else f"{cores['cgroup_quota']:g}"
+    missing = [name for name, version in facts["packages"].items() if version is None]
+    present = facts["models"]["present"]
+    rows = {
+        "kvik": f"{facts['kvik']}" + (f", commit {facts['commit']}" if facts["commit"] else ""),
+        "python": facts["python"],
+        "system": facts["system"],
+        "packages": ", ".join(f"{n} {v}" for n, v in facts["packages"].items() if v),
+        "missing": ", ".join(missing),
+        "processor": facts["cpu"],
+        "cores": f"{cores['used']} used; affinity {cores['affinity']}, cgroup quota {quota}",
+        "instruction sets": " ".join(facts["instruction_sets"]) or "none known",
+        "memory": f"{human_bytes(memory['available_bytes'])} free "
+        f"of {human_bytes(memory['limit_bytes'])}",
+        "backend": f"{facts['backend']} (plain torch)",
+        "models": f"{facts['models']['folder']}: {', '.join(present) or 'none yet'}",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        if value:
+            table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    Console().print(table)
