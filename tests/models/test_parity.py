@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pydoc_data.topics
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kvik.models.decoder import Decoder
-from kvik.models.model import Model
+from kvik.models.model import Model, load_model
+from kvik.models.weights import load_weights
 from kvik.spec import load_spec
 
 from .dense_cache import DenseCache
@@ -75,8 +75,6 @@ def tiny(family: str, options: dict[str, Any]) -> Any:
 
 
 def ours(theirs: Any, folder: Path) -> Model:
-    from kvik.models.weights import load_weights
-
     theirs.save_pretrained(folder)
     spec = load_spec(folder)
     return Model(spec.name, spec, Decoder.from_weights(spec, load_weights(folder, spec)), folder)
@@ -120,3 +118,101 @@ def test_tiny_models_agree_with_transformers(family: str, case: str, tmp_path: P
             got[s].append(rows)
     for rows, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(torch.cat(rows), wanted, atol=1e-4, rtol=0)
+
+
+REAL = {
+    "smollm2-135m": lambda: transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        tie_word_embeddings=True,
+    ),
+    "gemma3-270m": lambda: transformers.Gemma3TextConfig(
+        vocab_size=262144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        max_position_embeddings=32768,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+}
+# Mean nats per token of the text below: the weights are shared, so a mistake in reading them
+# (rows of Q and K out of order, norms off by one) shows here and not in the comparison.
+NLL = {"smollm2-135m": 3.5, "gemma3-270m": 2.9}
+
+
+def in_their_names(weights: dict[str, Tensor], gemma: bool) -> dict[str, Tensor]:
+    """transformers' state dict from ours; its Gemma adds the one to a norm's weight itself."""
+    parts = {"embed": "embed_tokens", "attn_norm": "input_layernorm"}
+    if gemma:
+        parts["post_attn_norm"] = "post_attention_layernorm"
+        parts["ffn_norm"] = "pre_feedforward_layernorm"
+        parts["post_ffn_norm"] = "post_feedforward_layernorm"
+    else:
+        parts["ffn_norm"] = "post_attention_layernorm"
+    state = {}
+    for name, tensor in weights.items():
+        *prefix, part, kind = name.split(".")
+        if part[:2] in ("q_", "k_", "v_", "o_"):
+            prefix.append("self_attn")
+        elif part in ("gate_proj", "up_proj", "down_proj"):
+            prefix.append("mlp")
+        theirs = ".".join(["model", *prefix, parts.get(part, part), kind])
+        state[theirs] = tensor - 1 if gemma and part.endswith("norm") else tensor
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_agree_with_transformers(name: str) -> None:
+    model = load_model(name)
+    text = pydoc_data.topics.topics["assignment"]
+    # The prompt and what follows pass Gemma's window of 512, so that sliding layers forget.
+    prompt = torch.tensor(model.tokenizer.encode(text)[:500])
+    cache, past, step, chosen, rows = DenseCache(model.spec), {}, prompt, [], []
+    for _ in range(64):
+        rows.append(feed(model, cache, {0: step}, past))
+        step = rows[-1][-1:].argmax(-1)
+        chosen.append(step)
+
+    config = REAL[name]()
+    state = in_their_names(load_weights(model.path, model.spec), gemma=name.startswith("gemma"))
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    theirs = kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
+    wanted = reference(theirs.eval(), torch.cat([prompt, *chosen[:-1]]))
+    assert (torch.cat(rows) - wanted).abs().max() < 1e-3
+    # Each token is transformers' choice after those before it: its greedy text is the same.
+    assert torch.equal(torch.cat(chosen), wanted[len(prompt) - 1 :].argmax(-1))
+    assert torch.nn.functional.cross_entropy(wanted[: len(prompt) - 1], prompt[1:]) < NLL[name]
+
+
+@pytest.mark.soak
+@pytest.mark.model
+@pytest.mark.parametrize("name", REAL)
+def test_weights_are_those_that_transformers_reads_from_the_file(name: str) -> None:
+    # Minutes: its reader is slow on large vocabularies.
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    from kvik.models.sources import resolve
+
+    path = resolve(name)
+    with torch.device("meta"):
+        shapes = transformers.AutoModelForCausalLM.from_config(REAL[name]())
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=shapes)["tensors"]
+    ours = in_their_names(load_weights(path, load_spec(path)), gemma=name.startswith("gemma"))
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[key], atol=1e-6, rtol=0, msg=key)
