@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -164,6 +163,12 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     return written
 
 
+def converted(rows: np.ndarray | torch.Tensor, heads: int) -> np.ndarray:
+    """What the converter to GGUF does to Llama's Q and K: the halves of a head interleave."""
+    halves = np.asarray(rows).reshape(heads, 2, -1, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
 def float_tensors(spec: ModelSpec) -> dict[str, tuple[np.ndarray, str | None]]:
     rng = np.random.default_rng(3)
     return {
@@ -210,10 +215,8 @@ def test_rows_of_q_and_k_are_put_in_halves(write_gguf):
     plain = {name: values for name, (values, _) in tensors.items()}
     heads = {"attn_q": 4, "attn_k": 2}
     for part, count in heads.items():
-        # What the converter to GGUF does to Llama's rows: the two halves of a head interleave.
         name = f"blk.0.{part}.weight"
-        halves = plain[name].reshape(count, 2, 8, 64)
-        tensors[name] = (np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(-1, 64), None)
+        tensors[name] = (converted(plain[name], count), None)
     ours = load_weights(write_gguf(tensors), spec)
     for name in expected_shapes(spec):
         assert np.array_equal(ours[name].numpy(), plain[gguf_name(name)]), name
@@ -389,42 +392,30 @@ def test_a_spec_of_another_shape_is_refused_before_anything_is_read(tmp_path: Pa
 
 
 @pytest.mark.model
-def test_smollm2_equals_transformers_reading_of_the_same_file():
-    path = sources.get("smollm2-135m")
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("smollm2-135m", {"F32", "Q4_1", "Q8_0"}),
+        ("gemma3-270m", {"F32", "Q5_0", "Q8_0", "Q4_K", "Q6_K"}),
+    ],
+)
+def test_the_real_models_are_what_the_formats_own_reader_gives(model: str, kinds: set[str]):
+    path = sources.get(model)
     spec = load_spec(path)
     start = time.process_time()
     ours = load_weights(path, spec)
+    # The process's own time: other work on the machine is not the loader's.
     assert time.process_time() - start < 5
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    theirs = model.state_dict()
-    assert torch.equal(ours["embed.weight"], theirs["model.embed_tokens.weight"])
-    assert torch.equal(ours["norm.weight"], theirs["model.norm.weight"])
-    for index in range(len(spec.layers)):
-        for part in "qkvo":
-            name = f"layers.{index}.self_attn.{part}_proj.weight"
-            assert torch.equal(ours[f"layers.{index}.{part}_proj.weight"], theirs["model." + name])
-        for part in ("gate", "up", "down"):
-            name = f"layers.{index}.mlp.{part}_proj.weight"
-            assert torch.equal(ours[f"layers.{index}.{part}_proj.weight"], theirs["model." + name])
-
-
-@pytest.mark.model
-def test_gemma3_270m_equals_the_formats_own_reader():
-    path = sources.get("gemma3-270m")
-    spec = load_spec(path)
-    ours = load_weights(path, spec)
-    data = np.memmap(path, mode="r")
-    tensors = read_header(path).tensors
-    kinds = set()
+    data, tensors = np.memmap(path, mode="r"), read_header(path).tensors
+    seen = set()
     for name, values in ours.items():
-        if name.startswith(("layers.0.", "layers.17.")) or name == "norm.weight":
-            info = tensors[gguf_name(name)]
-            raw = data[info.offset : info.offset + info.nbytes].reshape(info.shape[0], -1)
-            plain = gguf.quants.dequantize(np.ascontiguousarray(raw), Type[info.type])
-            assert np.array_equal(values.numpy(), plain.reshape(info.shape)), name
-            kinds.add(info.type)
-    assert kinds == {"F32", "Q5_0", "Q8_0", "Q4_K", "Q6_K"}
-    # The file stores one plus the norm: a factor near one would be near zero otherwise.
-    assert ours["layers.0.attn_norm.weight"].mean() > 0.9
+        if name.startswith("layers.") and int(name.split(".")[1]) % 6 != 5:
+            continue
+        info = tensors[gguf_name(name)]
+        seen.add(info.type)
+        raw = np.array(data[info.offset : info.offset + info.nbytes]).reshape(info.shape[0], -1)
+        plain = gguf.quants.dequantize(raw, Type[info.type]).reshape(info.shape)
+        if spec.family == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+            values = converted(values, 9 if "q_proj" in name else 3)
+        assert np.array_equal(values, plain), name
+    assert seen == kinds
