@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, Gemma3Config, Gemma3TextConfig, LlamaConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -299,3 +303,32 @@ def test_folders_without_a_model_are_told(tmp_path: Path):
         (tmp_path / name).touch()
     with pytest.raises(SpecError, match=r"2 GGUF files.*a\.gguf, b\.gguf"):
         load_spec(tmp_path)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.text(max_size=4), max_size=8),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "rope_theta", "full_attention", *LLAMA3]),
+        st.one_of(st.integers(), st.floats(), st.just("llama3"), st.just({"factor": 2})),
+        max_size=6,
+    ),
+)
+FIELDS = sorted(LLAMA | GEMMA | {"rope_scaling": 0, "rope_parameters": 0, "layer_types": 0})
+
+
+@settings(max_examples=300, deadline=1000)
+@given(
+    base=st.sampled_from([LLAMA, GEMMA]),
+    changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3),
+)
+def test_whatever_a_field_holds_a_spec_or_a_spec_error_comes_out(base: Any, changes: Any):
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(base | changes))
+        with suppress(SpecError):
+            spec = load_spec(folder)
+            assert all(layer.rope.frequencies() for layer in spec.layers[:1])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvik.errors import SpecError
 from kvik.models import sources
@@ -194,6 +197,23 @@ def test_reading_a_spec_imports_no_torch(make: Make):
         "assert not {'torch', 'numpy', 'gguf'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(make())], check=True)
+
+
+@settings(
+    max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    arch=st.sampled_from(["llama", "gemma3"]),
+    flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), min_size=1, max_size=4),
+)
+def test_damaged_metadata_ends_in_a_spec_or_a_spec_error(make: Make, arch: str, flips: Any):
+    path = make(arch, {"attention.sliding_window": 8, "rope.scaling.factor": 2.0})
+    content = bytearray(path.read_bytes())
+    for at, mask in flips:
+        content[at % 700] ^= mask
+    path.write_bytes(content)
+    with suppress(SpecError):
+        assert load_spec(path).layers[0].rope.frequencies()
 
 
 def bytes_per_token(spec: ModelSpec, *kinds: str) -> int:

@@ -51,8 +51,8 @@ class SafetensorsWeights:
         self._prefix = ends[0].removesuffix("embed_tokens.weight") if ends else "model."
 
     def _add(self, file: Path) -> None:
-        opened = safe_open(file, framework="pt")
-        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+        opened: Any = safe_open(file, framework="pt")
+        for name in opened.keys():  # noqa: SIM118 (no mapping)
             if name in self._files:
                 raise ModelError(f"{self._folder}: the tensor {name!r} is in two files")
             part = opened.get_slice(name)
