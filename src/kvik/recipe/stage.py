@@ -41,11 +41,13 @@ def arg(default: Any = dataclasses.MISSING, *, positional: bool = False, **rules
 class Stage:
     """One technique with its parameters and nothing else: state lives in the cache.
 
-    ``names`` maps each recipe name of the class to the fields that the name fixes.
+    ``names`` maps each recipe name of the class to the fields that the name fixes; ``examples``
+    are recipes with it that the conformance suite runs.
     """
 
     slot: ClassVar[Slot]
     names: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    examples: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

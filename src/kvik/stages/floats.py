@@ -27,6 +27,7 @@ class Float(Codec):
         "fp16": {"dtype": "float16"},
         "bf16": {"dtype": "bfloat16"},
     }
+    examples: ClassVar = ("fp32", "fp16", "bf16")
 
     dtype: str = arg("float16", choices=("float32", "float16", "bfloat16"))
 

@@ -32,6 +32,14 @@ class Int(Codec):
     """
 
     names: ClassVar = {"int8": {"bits": 8}, "int4": {"bits": 4}}
+    examples: ClassVar = (
+        "int8",
+        "int8:group=16",
+        "int8:range=asym",
+        "int4",
+        "int4:group=16",
+        "int4:range=sym",
+    )
 
     bits: int = arg(8, choices=(4, 8))
     group: int = arg(0, minimum=0)

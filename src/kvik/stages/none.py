@@ -22,6 +22,7 @@ class NoCache(Codec):
     """
 
     names: ClassVar = {"none": {}}
+    examples: ClassVar = ("none",)
     stores: ClassVar[bool] = False
 
     def planes(self, dim: int) -> Mapping[str, Plane]:

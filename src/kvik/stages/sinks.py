@@ -21,6 +21,12 @@ class Sinks(Positional):
     """
 
     names: ClassVar = {"sinks": {}}
+    examples: ClassVar = (
+        "sinks:1+window:8",
+        "sinks:3+window:20",
+        "sinks:40+window:20",
+        "sinks:5,positions=original+window:17",
+    )
 
     tokens: int = arg(positional=True, minimum=1)
     positions: str = arg("cache", choices=("cache", "original"))

@@ -19,6 +19,7 @@ class Window(Positional):
     """
 
     names: ClassVar = {"window": {}}
+    examples: ClassVar = ("window:1", "window:9", "window:40")
 
     tokens: int = arg(positional=True, minimum=1)
 

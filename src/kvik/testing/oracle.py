@@ -1,0 +1,185 @@
+"""The oracle: what a cache means, one token and one query at a time, in float64.
+
+It knows no page, table, tile, chunk or step. For every query it lists the kept tokens, each as
+(position, decoded K, decoded V), and attends to them with a plain softmax. Slow and obvious.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvik.ops import angles, rotate
+from kvik.recipe import Codec, LayerPlan, Plan
+from kvik.recipe.codec import Stream
+from kvik.recipe.resolve import tail_codec
+from kvik.spec.model import LayerSpec
+
+
+@dataclass
+class _Stream:
+    """Every token a stream ever got, as its tail format holds it, and the codes it has closed."""
+
+    codec: Codec
+    raw: list[Tensor] = field(default_factory=list)
+    decoded: list[Tensor] = field(default_factory=list)
+
+    def add(self, x: Tensor) -> None:
+        """x [H, D] float32; codes groups as they fill, each exactly once."""
+        if not self.codec.immediate:
+            held = tail_codec(self.codec)
+            x = held.decode(held.encode(x.unsqueeze(1)))[:, 0]
+        self.raw.append(x)
+        group = self.codec.close_tokens
+        if len(self.raw) % group == 0:
+            whole = torch.stack(self.raw[-group:], 1)
+            self.decoded += self.codec.decode(self.codec.encode(whole)).unbind(1)
+
+    def seen(self, token: int, query: int) -> Tensor:
+        """What the query sees of the token: its code once its group has closed."""
+        group, residual = self.codec.close_tokens, self.codec.residual
+        closes = (token // group + 1) * group - 1 + residual
+        return self.decoded[token] if query >= closes else self.raw[token]
+
+
+@dataclass
+class _Layer:
+    plan: LayerPlan
+    k: _Stream
+    v: _Stream
+    kept: list[list[int]] = field(default_factory=list)
+    mass: list[dict[int, float]] = field(default_factory=list)
+
+
+class OracleCache:
+    """A cache with the decoder's interface (plan, attend, commit) for one sequence."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.resolved = plan
+        self.length = self.count = 0
+        self._states: dict[int, Tensor] = {}
+        self._layers = [None if p is None else self._layer(p) for p in plan.layers]
+
+    def _layer(self, plan: LayerPlan) -> _Layer:
+        heads = plan.spec.kv_heads
+        streams = (_Stream(plan.k), _Stream(plan.codec("v")))
+        return _Layer(plan, *streams, [[] for _ in range(heads)], [{} for _ in range(heads)])
+
+    def plan(self, count: int) -> None:
+        """Starts a step of ``count`` tokens."""
+        self.count = count
+        self.positions = torch.arange(self.length, self.length + count)
+        self.spans = [(0, count)]
+
+    def commit(self) -> None:
+        """Ends the step."""
+        self.length += self.count
+
+    def read_state(self, layer: int) -> Tensor:
+        """The state [1, *state_shape]."""
+        shape = self.resolved.spec.layers[layer].state_shape
+        return self._states.get(layer, torch.zeros(1, *shape))
+
+    def write_state(self, layer: int, state: Tensor) -> None:
+        """Keeps the state as float32."""
+        self._states[layer] = state.float()
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of q [n, heads, D], token by token: each query sees its past and itself."""
+        spec = self.resolved.spec.layers[layer]
+        mine = self._layers[layer if spec.source is None else spec.source]
+        assert mine is not None
+        outs, lses = [], []
+        for i in range(q.shape[0]):
+            position = self.length + i
+            if k is not None:
+                self._add(mine, position, k[i], v[i] if v is not None else None)
+            out, lse = self._query(mine, spec, position, q[i].double())
+            outs.append(out)
+            lses.append(lse)
+        return torch.stack(outs).to(q.dtype), torch.stack(lses).to(q.dtype)
+
+    def _add(self, mine: _Layer, position: int, k: Tensor, v: Tensor | None) -> None:
+        k = k if mine.plan.k.pre_rope else _turn(k, mine.plan.spec, position)
+        mine.k.add(k.float())
+        if v is not None:
+            mine.v.add(v.float())
+        evicting = mine.plan.evicting
+        for head, kept in enumerate(mine.kept):
+            if evicting and position and position % evicting.interval == 0:
+                self._evict(mine, head, position)
+            kept.append(position)
+
+    def _evict(self, mine: _Layer, head: int, seen: int) -> None:
+        policy, kept, mass = mine.plan.evicting, mine.kept[head], mine.mass[head]
+        assert policy is not None
+        keep = min(len(kept), policy.budget(seen, mine.plan.index, head))
+        positions = torch.tensor(kept)
+        received = torch.tensor([mass.get(t, 0.0) for t in kept], dtype=torch.float32)
+        chosen = policy.select(positions, received, keep, seen).tolist()
+        kept[:] = [kept[i] for i in chosen]
+
+    def contents(self, layer: int, query: int, head: int) -> list[tuple[int, Tensor, Tensor]]:
+        """The kept tokens of a KV head as the query at position ``query`` sees them.
+
+        Each is (position, decoded K [D], decoded V [Dv]); K is rotated unless its codec keeps it
+        before RoPE.
+        """
+        mine = self._layers[layer]
+        assert mine is not None
+        return [
+            (t, mine.k.seen(t, query)[head], self._value(mine, t, query)[head])
+            for t in mine.kept[head]
+            if _visible(mine.plan, t, query)
+        ]
+
+    def _value(self, mine: _Layer, token: int, query: int) -> Tensor:
+        if mine.plan.v is None:
+            return mine.k.seen(token, query)[:, : mine.plan.spec.v_dim]
+        return mine.v.seen(token, query)
+
+    def _query(
+        self, mine: _Layer, spec: LayerSpec, position: int, q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        plan = mine.plan
+        groups = spec.heads // plan.spec.kv_heads
+        near = _turn(q, spec, position)
+        far = near
+        if plan.kept.in_cache and plan.kept.span is not None:
+            far = _turn(q, spec, min(position, plan.kept.span - 1))
+        outs, lses = [], []
+        for head in range(plan.spec.kv_heads):
+            kept = self.contents(plan.index, position, head)
+            keys = torch.stack([key.double() for _, key, _ in kept])
+            values = torch.stack([value.double() for _, _, value in kept])
+            tokens = torch.tensor([token for token, _, _ in kept])
+            if plan.k.pre_rope and plan.spec.rope is not None:
+                keys = rotate(keys, plan.spec.rope, *angles(plan.spec.rope, tokens, keys.dtype))
+            mine_q = slice(head * groups, (head + 1) * groups)
+            sink = tokens < plan.kept.sinks
+            scores = torch.where(sink, far[mine_q] @ keys.T, near[mine_q] @ keys.T) * spec.scale
+            if spec.softcap is not None:
+                scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            weights = scores.softmax(-1)
+            mass = mine.mass[head]
+            for token, weight in zip(tokens.tolist(), weights.sum(0).tolist(), strict=True):
+                mass[token] = mass.get(token, 0.0) + weight
+            outs.append(weights @ values)
+            lses.append(scores.logsumexp(-1))
+        return torch.cat(outs), torch.cat(lses)
+
+
+def _visible(plan: LayerPlan, token: int, query: int) -> bool:
+    kept = plan.kept
+    return kept.window is None or token < kept.sinks or query - token < kept.window
+
+
+def _turn(x: Tensor, spec: LayerSpec, position: int) -> Tensor:
+    if spec.rope is None:
+        return x
+    turn = angles(spec.rope, torch.tensor([position]), x.dtype)
+    return rotate(x.unsqueeze(-2), spec.rope, *turn).squeeze(-2)
