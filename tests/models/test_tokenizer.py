@@ -117,7 +117,7 @@ def test_the_models_facts() -> None:
 def test_loading_is_quick(name: str, seconds: float) -> None:
     path = sources.resolve(name)
     took = []
-    for _ in range(2):
+    for _ in range(3):
         start = time.process_time()
         Tokenizer.from_gguf(path)
         took.append(time.process_time() - start)
@@ -313,7 +313,10 @@ def test_the_matcher_finds_the_longest_word_at_the_leftmost_place(
         (byte_level(eos_token_id=260), "eos_token_id is 260"),
         (byte_level(eos_token_id="x"), "eos_token_id is not int"),
         (byte_level(chat_template=3), "chat_template must be text"),
-        (byte_level(tokens=[1, 2], token_type=None), "holds no texts"),
+        (byte_level(tokens=[1, 2], token_type=None), "does not hold str"),
+        (byte_level(merges=[1, 2]), "does not hold str"),
+        (byte_level(token_type=["x"] * 260), "does not hold int"),
+        (sentence_piece(scores=["x"] * 270), "does not hold Real"),
         (sentence_piece(scores=None), "scores is missing"),
         (sentence_piece(scores=[1.0]), "scores has 1 entries"),
         (sentence_piece(token_type=[BYTE] * 270), "marked as a byte"),

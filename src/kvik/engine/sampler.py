@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, bfloat16
 
 from kvik.errors import KvikError
 
@@ -102,7 +102,9 @@ def uniform(seed: int, sample: int, position: int) -> float:
 
 
 def _scores(logits: Tensor) -> Floats:
-    scores: Floats = logits.detach().double().cpu().numpy()
+    # numpy has no bfloat16; torch's own conversion would wake its threads for nothing.
+    tensor = logits.detach().cpu()
+    scores: Floats = (tensor.float() if tensor.dtype == bfloat16 else tensor).numpy().astype(float)
     if scores.ndim != 1 or not scores.size:
         raise KvikError(f"logits must be [vocab], not {list(scores.shape)}")
     top = scores.max()  # NaN where any is
@@ -128,25 +130,24 @@ def _penalized(scores: Floats, penalty: float, history: Sequence[int]) -> Floats
 
 
 def _kept(scores: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
-    """The ids that may come, and weights in proportion to their probabilities."""
+    """The ids that may come, ascending, and weights in proportion to their probabilities."""
     # The top first: a temperature near 0 then underflows to 0 instead of overflowing.
     with np.errstate(over="ignore"):
         scores = (scores - scores.max()) / sampling.temperature
     ids: Ids = np.arange(scores.size)
     if 0 < sampling.top_k < ids.size:
-        ids = _ranked(scores, sampling.top_k)
+        ids = np.sort(_ranked(scores, sampling.top_k))
     weights = np.exp(scores[ids])
     if sampling.top_p < 1:
         ids, weights = _nucleus(ids, weights, sampling.top_p)
     if sampling.min_p > 0:
         likely = weights >= sampling.min_p * weights.max()
         ids, weights = ids[likely], weights[likely]
-    order = np.argsort(ids)
-    return ids[order], weights[order]
+    return ids, weights
 
 
 def _ranked(scores: Floats, count: int) -> Ids:
-    """The ids of the ``count`` highest, highest first, equals by id."""
+    """The places of the ``count`` highest, highest first, equals by place."""
     last = np.partition(scores, -count)[-count]
     ids = np.flatnonzero(scores >= last)
     return ids[np.argsort(-scores[ids], kind="stable")][:count]
@@ -162,5 +163,5 @@ def _nucleus(ids: Ids, weights: Floats, share: float) -> tuple[Ids, Floats]:
         if reached[-1] >= wanted or count == ids.size:
             break
         count = min(count * 16, ids.size)  # sorting a whole vocabulary takes ten times as long
-    keep = ranked[: int(np.searchsorted(reached, wanted)) + 1]
+    keep = np.sort(ranked[: int(np.searchsorted(reached, wanted)) + 1])
     return ids[keep], weights[keep]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from re import Pattern
 from typing import Any
@@ -53,8 +54,15 @@ class _Metadata:
             raise ModelError(f"tokenizer.ggml.{key} is not {kind.__name__}: the file is damaged")
         return value
 
-    def _array(self, key: str, length: int | None, default: Any = None) -> list[Any]:
+    def _array(
+        self, key: str, of: type, length: int | None = None, default: Any = None
+    ) -> list[Any]:
+        """The array under ``key``; its entries have one type, for the format gives it one."""
         values = list(self._get(key, Sequence, default))
+        if values and not isinstance(values[0], of):
+            raise ModelError(
+                f"tokenizer.ggml.{key} does not hold {of.__name__}: the file is damaged"
+            )
         if length is not None and len(values) != length:
             raise ModelError(
                 f"tokenizer.ggml.{key} has {len(values)} entries for {length} tokens: "
@@ -64,16 +72,16 @@ class _Metadata:
 
     @cached_property
     def _tokens(self) -> list[str]:
-        tokens = self._array("tokens", None)
-        if not tokens or not all(isinstance(token, str) for token in tokens):
-            raise ModelError("tokenizer.ggml.tokens holds no texts: the file is damaged")
+        tokens = self._array("tokens", str)
+        if not tokens:
+            raise ModelError("tokenizer.ggml.tokens is empty: the file is damaged")
         return tokens
 
     @cached_property
     def _kinds(self) -> dict[int, dict[str, int]]:
         """Token to id, by the token's type."""
         tokens = self._tokens
-        types = self._array("token_type", len(tokens), [NORMAL] * len(tokens))
+        types = self._array("token_type", int, len(tokens), [NORMAL] * len(tokens))
         kinds: dict[int, dict[str, int]] = {kind: {} for kind in {*KINDS, *types}}
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
             kinds[kind][token] = index
@@ -126,7 +134,7 @@ class _Metadata:
         backend = LibraryBackend(
             byte_level_bpe(
                 tokens,
-                self._array("merges", None),
+                self._array("merges", str),
                 pre,
                 control=list(self._control),
                 whole=list(self._kinds[USER_DEFINED]),
@@ -144,7 +152,7 @@ class _Metadata:
 
     def _sentence_piece(self) -> tuple[Backend, Vocabulary]:
         tokens = self._tokens
-        scores = self._array("scores", len(tokens))
+        scores = self._array("scores", Real, len(tokens))
         prefix = self._get("add_space_prefix", bool, True)
         as_byte = {index: _byte_of(token) for token, index in self._kinds[BYTE].items()}
         of_byte = {data: index for index, data in as_byte.items()}
