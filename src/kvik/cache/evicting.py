@@ -43,7 +43,7 @@ class EvictingStep:
         self.fresh: Ids = pool.alloc(group.main.nbytes, need) if need else EMPTY
         self.table = table
         self.positions = torch.from_numpy(table.positions.astype(np.int64))
-        self.mass = torch.zeros(0) if table.mass is None else table.mass
+        self.mass = torch.zeros(len(self.positions)) if table.mass is None else table.mass
         self.planes: dict[Stream, Planes] = {}
 
     def _events(self) -> Iterator[int]:
@@ -93,7 +93,8 @@ class EvictingStep:
     def keys(self) -> Keys:
         """All tokens of the head at this moment."""
         k = self.layer.k.decode(self.planes["k"])
-        v = k if self.layer.v is None else self.layer.v.decode(self.planes["v"])
+        latent = k[..., : self.layer.spec.v_dim]
+        v = latent if self.layer.v is None else self.layer.v.decode(self.planes["v"])
         until = torch.full_like(self.positions, FOREVER)
         return Keys(k, v, self.positions, self.positions, until)
 

@@ -256,18 +256,25 @@ class KVCache:
         else:
             step = groups[0]
             assert isinstance(step, PositionalStep)
-            keys = _cast(self._keys(work, step, plan, new), q.dtype)
+            keys = _cast(self._keys(work, step, plan, new, q.dtype), q.dtype)
         if plan.index in self._sources:
             work.shared[plan.index] = keys
         return attend(turned, positions, keys, scoring, second)
 
-    def _keys(self, work: _Work, step: PositionalStep, plan: LayerPlan, new: Streams) -> Keys:
+    def _keys(
+        self,
+        work: _Work,
+        step: PositionalStep,
+        plan: LayerPlan,
+        new: Streams,
+        dtype: torch.dtype,
+    ) -> Keys:
         """Stored and new entries of a layer; the new ones are written, or will be at commit."""
         k, *k_parts = step.stream(plan, "k", new["k"].float())
         pending: list[tuple[Stream, list[Planes]]] = [("k", k_parts)]
         if plan.k.pre_rope:
             at = step.sources(plan.k)[0]
-            k = self._turn(k, plan.spec, at, f"{work.low} {step.group.index} {plan.k}")
+            k = self._turn(k.to(dtype), plan.spec, at, f"{work.low} {step.group.index} {plan.k}")
         if plan.v is None:
             v = k[..., : plan.spec.v_dim]
         else:
@@ -370,6 +377,6 @@ def _abort(work: list[_Work]) -> None:
 
 
 def _cast(keys: Keys, dtype: torch.dtype) -> Keys:
-    if keys.k.dtype == dtype:
+    if keys.k.dtype == keys.v.dtype == dtype:
         return keys
     return replace(keys, k=keys.k.to(dtype), v=keys.v.to(dtype))

@@ -43,6 +43,13 @@ def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
     recomputing = [lp for lp in stored if not lp.k.stores]
     if recomputing and len(recomputing) < len(stored):
         raise RecipeError("'none' works for all layers or for no layer; write it without @")
+    shared = {layer.source for layer in spec.layers if layer.kind == "shared"}
+    evicting = [lp for lp in stored if lp.evicting and lp.index in shared]
+    if evicting:
+        raise RecipeError(
+            f"{evicting[0].evicting} cannot choose tokens for layer {evicting[0].index}, whose "
+            "cache other layers share; scope it to other layers with @"
+        )
     if recomputing and any(layer.kind == "state" for layer in spec.layers):
         raise RecipeError("'none' cannot recompute layers that keep a state; write fp16 instead")
     groups = () if recomputing else _groups(stored, pages)

@@ -175,6 +175,8 @@ class OracleCache:
 
 def _visible(plan: LayerPlan, token: int, query: int) -> bool:
     kept = plan.kept
+    if token > query:  # a layer that shares this cache asks after all tokens were added
+        return False
     return kept.window is None or token < kept.sinks or query - token < kept.window
 
 
