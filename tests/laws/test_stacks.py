@@ -1,0 +1,105 @@
+"""The laws of the cache over stacks of stages, with tracers for the seams."""
+
+from __future__ import annotations
+
+import pytest
+from tests import tracers
+from tests.laws.broken import BROKEN, Remembers, SwappedNibbles
+
+from kvik.errors import RecipeError
+from kvik.testing import Failure, check_codec, check_stack, models, stacks
+
+assert tracers.PerChannel.examples  # importing them registered them
+MODELS = {"plain": models.plain, "grouped": models.grouped, "latent": models.latent}
+MODELS["stateful"] = models.stateful
+
+
+def run(recipe: str, model: str) -> bool:
+    """Whether the stack is legal; a legal one keeps the laws or the test fails."""
+    try:
+        check_stack(recipe, MODELS[model]())
+    except RecipeError as error:
+        assert all(error.reasons)
+        assert all(len(reason) > 20 for reason in error.reasons)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("recipe", stacks.alone())
+def test_every_stage_alone_on_grouped_and_sliding_layers(recipe: str) -> None:
+    """Every example of every stage is legal on an ordinary model, and keeps the laws."""
+    if recipe.startswith("sinks:40"):
+        return  # more than the model's own window: covered by the plain model below
+    assert run(recipe, "grouped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["plain", "latent", "stateful"])
+@pytest.mark.parametrize("recipe", stacks.alone())
+def test_every_stage_alone_on_other_layers(recipe: str, model: str) -> None:
+    """Latent rows, shared caches and mutable states change nothing."""
+    run(recipe, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", stacks.pairwise())
+def test_every_pair_of_choices(recipe: str) -> None:
+    """A covering array of stacks."""
+    run(recipe, "grouped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(200))
+def test_random_triples(number: int) -> None:
+    """200 seeded stacks over all models."""
+    recipe = stacks.triples(200)[number]
+    run(recipe, list(MODELS)[number % len(MODELS)])
+
+
+@pytest.mark.soak
+def test_the_full_product() -> None:
+    """Every stack there is, on every model: hours."""
+    for recipe in stacks.everything():
+        for model in MODELS:
+            run(recipe, model)
+
+
+def test_most_pairs_are_legal() -> None:
+    """The covering array is worth running: most of it is not refused."""
+    spec = models.grouped().spec
+    legal = 0
+    everything = stacks.pairwise()
+    for recipe in everything:
+        from kvik.recipe import Recipe
+
+        try:
+            Recipe.parse(recipe).resolve(spec)
+            legal += 1
+        except RecipeError:
+            continue
+    assert legal > 0.6 * len(everything)
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_the_suite_sees_planted_faults(name: str) -> None:
+    """Negative controls: each broken variant fails, and says what is broken."""
+    recipe, make, words = BROKEN[name]
+    with pytest.raises(Failure, match=words):
+        check_stack(recipe, models.plain(), make)
+
+
+@pytest.mark.parametrize("text", stacks.examples(stacks.Slot.CODEC))
+def test_codecs_keep_their_contract(text: str) -> None:
+    """Bytes as declared, groups independent, hard values finite."""
+    from kvik.recipe import Recipe
+
+    codec = Recipe.parse(text).stages[0][0]
+    if text != "none":
+        check_codec(codec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", [SwappedNibbles(4), Remembers(8)])
+def test_the_codec_suite_sees_planted_faults(codec: SwappedNibbles) -> None:
+    """Swapped nibbles and a codec that remembers fail on their own, too."""
+    with pytest.raises(Failure):
+        check_codec(codec)
