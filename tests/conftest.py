@@ -1,8 +1,9 @@
-"""Order and settings shared by all tests."""
+"""Order, settings and the tiny model, shared by all tests."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +16,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the fast tests first, so that a mistake shows early."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random model with a chat template."""
+    from tests.tiny import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a chat template, and with a context of 256 tokens."""
+    from tests.tiny import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "base", context=256, chat=False)

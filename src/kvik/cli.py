@@ -175,7 +175,9 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader went away. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
+    except MemoryError:
+        return _tell("there is not enough memory: ask for less context or a smaller recipe", 2)
     except KvikError as error:
         return _tell(str(error), 2)
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ PREFILL_CHUNK = 512
 class Feeds(Protocol):
     """What is asked of a session here (``kvik.engine.session.Session``)."""
 
-    def feed(self, tokens: Sequence[int], *, logits: str = ..., chunk: int = ...) -> Any:
+    def feed(
+        self, tokens: Sequence[int], *, logits: Literal["last", "all"] = ..., chunk: int = ...
+    ) -> Any:
         """Append tokens; logits ``[1 or n, vocab]`` of the last or of all of them."""
 
 

@@ -1,0 +1,171 @@
+"""Whatever is wrong ends in one clear line and the right exit status, never in a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from kvik.cli import guarded
+from kvik.errors import KvikError
+
+from .conftest import Call
+
+RUN = ("run", "MODEL", "hello", "--max-new", "1")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("run", "MODEL", "hi", "--kv", "int8+nonsense:3"), ["column 6", "nonsense"]),
+        (("run", "MODEL", "hi", "--kv", "int8+int4"), ["int8", "int4"]),
+        (("run", "MODEL", "hi", "--kv", ""), ["kvik:"]),
+        (("run", "MODEL", ""), ["the prompt is empty"]),
+        (("run", "MODEL", "  \n "), ["the prompt is empty"]),
+        (("run", "MODEL", "caf\udce9"), ["not UTF-8"]),
+        (("run", "MODEL", "hi", "--stop", ""), ["--stop is empty"]),
+        (("run", "MODEL", "hi", "--file", "x"), ["both"]),
+        (("run", "MODEL", "--file", "no-such-file"), ["no-such-file"]),
+        (("run", "MODEL", "hi", "--max-new", "0"), ["--max-new"]),
+        (("run", "MODEL", "hi", "--temperature", "nan"), ["temperature"]),
+        (("run", "MODEL", "hi", "--top-p", "2"), ["--top-p"]),
+        (("run", "MODEL", "hi", "--seed", "-1"), ["seed"]),
+        (("run", "smollm2-135n", "hi"), ["smollm2-135m"]),
+        (("run", "missing.gguf", "hi"), ["missing.gguf"]),
+        (("run",), ["MODEL"]),
+        (("compare", "MODEL"), ["--kv"]),
+        (("compare", "MODEL", "--kv", "int8", "--text", "no-such-file"), ["no-such-file"]),
+        (("compare", "MODEL", "--kv", "int8", "--context", "0"), ["--context"]),
+        (("compare", "MODEL", "--kv", "int8", "--context", "99999999"), ["tokens", "are needed"]),
+        (("models", "get", "nothing"), ["nothing"]),
+        (("models", "get"), ["NAME"]),
+        (("inspekt",), ["inspekt"]),
+        (("run", "--no-such-option"), ["no-such-option"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    kvik: Call, tiny_model: Path, args: tuple[str, ...], words: list[str]
+) -> None:
+    done = kvik(*[str(tiny_model) if arg == "MODEL" else arg for arg in args])
+    assert done.status == 2
+    assert done.out == ""
+    assert done.line.startswith("kvik: ")
+    for word in words:
+        assert word in done.line
+
+
+def test_all_bad_recipes_are_listed_before_anything_runs(kvik: Call, tiny_model: Path) -> None:
+    done = kvik("compare", str(tiny_model), "--kv", "int9", "--kv", "fp16", "--kv", "windw:4")
+    assert done.status == 2
+    assert "int9" in done.line
+    assert "windw" in done.line
+    assert "fp16" not in done.line.split(":")[1]
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9 au lait", b"\xff\xfe\x00"])
+def test_text_that_is_not_utf8(
+    kvik: Call, tiny_model: Path, tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(content)
+    model, out = str(tiny_model), tmp_path / "out"
+    for done in (
+        kvik("run", model, stdin=content),
+        kvik("run", model, "--file", str(file)),
+        kvik("compare", model, "--kv", "int8", "--text", str(file), "--out", str(out)),
+    ):
+        assert done.status == 2
+        assert "not UTF-8" in done.line
+    assert not out.exists()
+
+
+def test_empty_standard_input(kvik: Call, tiny_model: Path) -> None:
+    done = kvik("run", str(tiny_model), stdin=b"")
+    assert (done.status, done.out) == (2, "")
+    assert "standard input is empty" in done.line
+
+
+def test_a_cache_that_does_not_fit_is_said_before_it_starts(kvik: Call, tiny_model: Path) -> None:
+    done = kvik("run", str(tiny_model), "hi", "--kv", "fp32", "--max-new", "200000000")
+    assert (done.status, done.out) == (2, "")
+    assert "needs" in done.err.splitlines()[-1]
+    assert "available" in done.err.splitlines()[-1]
+
+
+def test_system_message_without_a_template(kvik: Call, tiny_base_model: Path) -> None:
+    done = kvik("run", str(tiny_base_model), "hi", "--system", "Be brief.")
+    assert done.status == 2
+    assert "chat template" in done.line
+
+
+def test_output_folder_that_is_a_file(kvik: Call, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = kvik("compare", str(tiny_model), "--kv", "int8", "--out", str(tmp_path / "file"))
+    assert done.status == 2
+    assert "not a folder" in done.line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def _failing(error: BaseException) -> click.Command:
+    def fail() -> None:
+        raise error
+
+    return click.Command("fail", callback=fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (KvikError("two\nlines \x1b[31mred"), 2, "kvik: two lines \\x1b[31mred"),
+        (KeyboardInterrupt(), 130, "kvik: interrupted"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            2,
+            "kvik: torch is not installed: pip install 'kvik[run]'",
+        ),
+        (
+            ZeroDivisionError("division by zero"),
+            1,
+            "kvik: this is a bug (ZeroDivisionError: division by zero); "
+            "KVIK_DEBUG=1 shows where it happened",
+        ),
+    ],
+)
+def test_every_exception_has_its_line_and_status(
+    capsys: pytest.CaptureFixture[str], error: BaseException, status: int, line: str
+) -> None:
+    assert guarded(_failing(error), []) == status
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVIK_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        guarded(_failing(ZeroDivisionError()), [])
+
+
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvik", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "verb", [(), ("models",), ("models", "get"), ("run",), ("compare",), ("doctor",)]
+)
+def test_help_shows_examples_and_json(kvik: Call, verb: tuple[str, ...]) -> None:
+    done = kvik(*verb, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert "Examples:\n  kvik " in done.out
+    assert verb == () or "--json" in done.out
+
+
+def test_no_verb_shows_help(kvik: Call) -> None:
+    assert kvik() == kvik("--help")
