@@ -66,7 +66,7 @@ def test_comparison_has_the_agreed_keys_and_exact_bytes(tiny_model: Path) -> Non
     recipes = ["fp32", "int8", "window:64", "int8"]
     prepared = prepare(str(tiny_model), recipes, context=700)
     heard = Heard()
-    found = run(prepared, heard, launch=_here)
+    found = run(prepared, heard, launch=_here, threads=1)
     assert list(found) == ["model", "context", "env", "results"]
     assert [r["recipe"] for r in found["results"]] == ["fp32", "int8", "window:64"]
     for result in found["results"]:
@@ -92,7 +92,7 @@ def test_reference_runs_first_and_is_left_out_unless_asked_for(tiny_base_model: 
     assert any("beyond the 256" in warning for warning in prepared.warnings)
     assert any("too short for the needle test" in warning for warning in prepared.warnings)
     heard = Heard()
-    found = run(prepared, heard, launch=_here)
+    found = run(prepared, heard, launch=_here, threads=1)
     assert heard.recipes == ["fp32", "fp16"]
     assert [r["recipe"] for r in found["results"]] == ["fp16"]
     assert found["results"][0]["needle_total"] == 0
@@ -106,7 +106,7 @@ def test_a_failing_recipe_is_reported_and_the_others_go_on(tiny_base_model: Path
             return {"recipe": "int8", "error": "no luck"}
         return _here(task, folder, progress)
 
-    failed, fine = run(prepared, Heard(), launch=launch)["results"]
+    failed, fine = run(prepared, Heard(), launch=launch, threads=1)["results"]
     assert failed["error"] == "no luck"
     assert failed["kl_mean"] is None
     assert math.isfinite(fine["kl_mean"])
@@ -132,7 +132,7 @@ def test_needles_are_where_they_should_be(tiny_model: Path) -> None:
 @pytest.mark.slow
 def test_each_recipe_has_a_process_of_its_own(tiny_base_model: Path, tmp_path: Path) -> None:
     prepared = prepare(str(tiny_base_model), ["fp32"], context=32)
-    found = run(prepared, Heard(), launch=in_process_of_its_own)["results"][0]
+    found = run(prepared, Heard(), launch=in_process_of_its_own, threads=1)["results"][0]
     assert "error" not in found
     assert found["planned_bytes"] == found["measured_bytes"]
 
@@ -148,8 +148,9 @@ def test_a_crashed_worker_gives_its_last_words(tmp_path: Path) -> None:
 def test_the_command_leaves_both_files(tiny_base_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     done = subprocess.run(
-        [sys.executable, "-m", "kvik", "compare", str(tiny_base_model)]
-        + ["--kv", "int8", "--context", "64", "--out", str(out), "--json"],
+        [sys.executable, "-m", "kvik", "compare", str(tiny_base_model), "--kv", "int8"]
+        + "--context 64 --json --out".split()
+        + [str(out)],
         capture_output=True,
         text=True,
         check=True,
