@@ -7,6 +7,7 @@ of an event are compacted into pages of their own; their codes are moved, never 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ class EvictingStep:
         self, pool: PagePool, group: Group, table: RaggedTable, span: tuple[int, int]
     ) -> None:
         """Allocates the pages the head needs after the tokens ``span`` = [start, stop)."""
-        assert group.evicting is not None and group.head is not None
+        assert group.evicting is not None
+        assert group.head is not None
         self.pool, self.group, self.old = pool, group, table
         self.policy: Evicting = group.evicting
         self.layer, self.head = group.layers[0], group.head
@@ -54,7 +56,7 @@ class EvictingStep:
     def segments(self) -> list[tuple[int, int]]:
         """Position ranges between events; an event precedes every range that starts at one."""
         cuts = sorted({self.start, *self._events(), self.stop})
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(pairwise(cuts))
 
     def load(self) -> None:
         """Reads the published codes of the head."""
@@ -80,9 +82,7 @@ class EvictingStep:
         self.mass = torch.cat((self.mass, torch.zeros(high - low)))
 
     def _evict(self, seen: int) -> None:
-        keep = min(
-            self.positions.numel(), self.policy.budget(seen, self.layer.index, self.head)
-        )
+        keep = min(self.positions.numel(), self.policy.budget(seen, self.layer.index, self.head))
         index = self.policy.select(self.positions, self.mass, keep, seen)
         if index.numel() != keep:
             raise ValueError(f"{self.policy} kept {index.numel()} tokens and was asked for {keep}")

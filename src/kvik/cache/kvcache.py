@@ -21,7 +21,6 @@ from kvik.recipe.codec import Stream
 from kvik.recipe.plan import LayerPlan, Plan, pages_of
 from kvik.spec.model import LayerSpec, Rope
 
-
 Streams = dict[Stream, Tensor]
 
 
@@ -358,7 +357,9 @@ class KVCache:
             work.sequence.state = State(
                 stop,
                 tuple(step.table for step in work.groups),
-                tuple(step.tail if isinstance(step, PositionalStep) else None for step in work.groups),
+                tuple(
+                    step.tail if isinstance(step, PositionalStep) else None for step in work.groups
+                ),
                 tuple(o if s is None else s for s, o in states),
             )
         for step in work.groups:

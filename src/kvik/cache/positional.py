@@ -76,9 +76,7 @@ class PositionalStep:
         if group.tail is not None and self.old_tail is not None:
             self.tail = self._stage(self.old_tail, group.tail, group.tail_ranges)
 
-    def _stage(
-        self, old: Table, page: PageFormat, ranges: Callable[[int], Ranges]
-    ) -> Table:
+    def _stage(self, old: Table, page: PageFormat, ranges: Callable[[int], Ranges]) -> Table:
         """The table after the step: pages that stay, copies of shared ones, new ones."""
         tokens = self.group.tokens
         wanted = {n for stop in self.stops for n in pages_of(ranges(stop), tokens)}
@@ -169,6 +167,7 @@ class PositionalStep:
         if have:
             planes = gather(self.pool, self.group.main.of(layer.index, stream), pages)
             values.append(codec.decode(planes)[:, :have])
+        codes: Planes = {}
         if codec.immediate:
             codes = codec.encode(new)
             return torch.cat([*values, codec.decode(codes)], 1), codes, {}
@@ -181,7 +180,6 @@ class PositionalStep:
             planes = gather(self.pool, self.group.tail.of(layer.index, stream), pages)
             low, high = torch.searchsorted(positions, torch.tensor([closed, self.start])).tolist()
             raw = torch.cat((held.decode(planes)[:, low:high], raw), 1)
-        codes: Planes = {}
         if closing > closed:
             codes = codec.encode(raw[:, : closing - closed].contiguous())
             values.append(codec.decode(codes))
@@ -308,4 +306,3 @@ def expiry(position: Tensor, layer: LayerPlan) -> Tensor:
     if kept.window is None:
         return torch.full_like(position, FOREVER)
     return torch.where(position < kept.sinks, FOREVER, position + kept.window)
-

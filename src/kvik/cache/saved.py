@@ -103,7 +103,9 @@ class _Reader:
         ids = self.cache.pool.alloc(nbytes, count)
         self.taken.append(ids)
         for i, page in enumerate(ids.tolist()):
-            chunk = torch.frombuffer(bytearray(data[i * nbytes : (i + 1) * nbytes]), dtype=torch.uint8)
+            chunk = torch.frombuffer(
+                bytearray(data[i * nbytes : (i + 1) * nbytes]), dtype=torch.uint8
+            )
             self.cache.pool.buffer[page * ALIGN : page * ALIGN + nbytes] = chunk
         return ids
 
@@ -115,7 +117,8 @@ class _Reader:
         return Table(numbers, self._pages(page.nbytes, numbers.size))
 
     def _ragged(self, group: Group) -> RaggedTable:
-        assert group.evicting is not None and group.head is not None
+        assert group.evicting is not None
+        assert group.head is not None
         count = group.evicting.stored(self.length, group.layers[0].index, group.head)
         positions = np.frombuffer(self._take(4 * count), dtype=np.int32)
         ascending = bool((np.diff(positions) > 0).all())

@@ -66,7 +66,9 @@ def _tiles(keys: Keys) -> list[slice]:
     """Key tiles; sinks have tiles of their own because another query scores them."""
     bounds = [(0, keys.sinks), (keys.sinks, keys.position.numel())]
     return [
-        slice(i, min(i + KEY_TILE, high)) for low, high in bounds for i in range(low, high, KEY_TILE)
+        slice(i, min(i + KEY_TILE, high))
+        for low, high in bounds
+        for i in range(low, high, KEY_TILE)
     ]
 
 

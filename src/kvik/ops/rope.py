@@ -20,7 +20,8 @@ def rotate(x: Tensor, rope: Rope | None, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the channels of ``x`` [..., T, D] that RoPE covers; the others pass through."""
     if rope is None:
         return x
-    head, body, rest = x.split([rope.offset, rope.dim, x.shape[-1] - rope.offset - rope.dim], -1)
+    start, stop = rope.offset, rope.offset + rope.dim
+    body = x[..., start:stop]
     if rope.layout == "half":
         a, b = body.chunk(2, -1)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -29,4 +30,4 @@ def rotate(x: Tensor, rope: Rope | None, cos: Tensor, sin: Tensor) -> Tensor:
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
     if rope.dim == x.shape[-1]:
         return turned
-    return torch.cat((head, turned, rest), -1)
+    return torch.cat((x[..., :start], turned, x[..., stop:]), -1)

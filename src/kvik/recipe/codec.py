@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from kvik.errors import RecipeError
 from kvik.recipe.stage import Slot, Stage
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ class Pair(Codec):
     k: Codec
     v: Codec
 
+    def __post_init__(self) -> None:
+        if isinstance(self.k, Pair) or isinstance(self.v, Pair):
+            raise RecipeError("a pair has one codec for K and one for V: write int8/int4")
+
     @property
     def name(self) -> str:
         """The two names joined by a slash."""
@@ -124,8 +129,17 @@ class Pair(Codec):
         return getattr(self, stream).bind(layer, stream)  # type: ignore[no-any-return]
 
     def check(self, layer: LayerSpec) -> list[str]:
-        """The reasons of both halves."""
-        return self.k.check(layer) + self.v.check(layer)
+        """The reasons of both halves, each for its own stream."""
+        reasons = self.k.check(replace(layer, v_dim=layer.k_dim))
+        reasons += self.v.check(replace(layer, k_dim=layer.v_dim))
+        if not (self.k.stores and self.v.stores):
+            reasons.append(f"'none' cannot be half of '{self}'; write 'none' for both K and V")
+        if layer.kind == "latent":
+            reasons.append(
+                f"a latent layer stores one row for K and V, so '{self}' cannot code them apart; "
+                f"write {self.k}"
+            )
+        return reasons
 
     def content(self) -> bytes:
         """The calibration of both halves."""

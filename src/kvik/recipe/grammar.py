@@ -11,12 +11,11 @@ from kvik.errors import RecipeError
 from kvik.recipe.amount import Amount
 from kvik.recipe.codec import Codec, Pair
 from kvik.recipe.scope import Scope
-from kvik.recipe.stage import Stage, load_stages
+from kvik.recipe.stage import Stage, check_value, load_stages
 
 MAX_LENGTH = 4096
-_INT = re.compile(r"-?\d{1,9}\Z", re.ASCII)
+_INT = re.compile(r"-?\d{1,18}\Z", re.ASCII)
 _FLOAT = re.compile(r"-?\d{1,9}(\.\d{1,9})?\Z", re.ASCII)
-_WORD = re.compile(r"[A-Za-z0-9_./%-]+\Z", re.ASCII)
 _BOOL = {"yes": True, "no": False}
 
 Placed = tuple[Stage, Scope]
@@ -58,7 +57,7 @@ def _parse_placed(text: str, piece: str, at: int) -> Placed:
     k, v = stages
     if not (isinstance(k, Codec) and isinstance(v, Codec)):
         _fail(text, at, "only codecs come in pairs of K and V, such as int8/int4")
-    return (k if k == v else Pair(k, v)), scope
+    return Pair(k, v), scope
 
 
 def _parse_stage(text: str, piece: str, at: int) -> Stage:
@@ -92,9 +91,7 @@ def _fields(cls: type[Stage], fixed: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.name not in fixed]
 
 
-def _parse_arguments(
-    text: str, cls: type[Stage], fixed: Any, rest: str, at: int
-) -> dict[str, Any]:
+def _parse_arguments(text: str, cls: type[Stage], fixed: Any, rest: str, at: int) -> dict[str, Any]:
     types = get_type_hints(cls)
     fields = {f.name: f for f in _fields(cls, fixed)}
     positional = [f.name for f in fields.values() if f.metadata.get("positional")]
@@ -121,6 +118,7 @@ def _parse_arguments(
             _fail(text, at, f"{key!r} is given twice")
         try:
             values[key] = _parse_value(types[key], value)
+            check_value(fields[key], values[key])
         except ValueError as error:
             _fail(text, value_at, f"{key}: {error}")
         at += len(word) + 1
@@ -140,18 +138,14 @@ def _parse_value(kind: Any, value: str) -> Any:
         if not _FLOAT.match(value):
             raise ValueError(f"{value!r} is no number")
         return float(value)
-    if kind is Amount:
-        return Amount.parse(value)
-    if not _WORD.match(value):
-        raise ValueError(f"{value!r} is no word")
-    return value
+    return Amount.parse(value) if kind is Amount else value
 
 
 def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.9f}".rstrip("0").rstrip(".")
+        return f"{value + 0.0:.9f}".rstrip("0").rstrip(".")  # no minus sign on zero
     return str(value)
 
 

@@ -106,7 +106,9 @@ class Plan:
     @cached_property
     def page_bytes(self) -> tuple[int, ...]:
         """Distinct page sizes: the pool's size classes."""
-        sizes = {g.main.nbytes for g in self.groups} | {g.tail.nbytes for g in self.groups if g.tail}
+        sizes = {g.main.nbytes for g in self.groups} | {
+            g.tail.nbytes for g in self.groups if g.tail
+        }
         return tuple(sorted(sizes))
 
 

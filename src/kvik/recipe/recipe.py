@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvik.errors import RecipeError
 from kvik.recipe import grammar
+from kvik.recipe.codec import Pair
 from kvik.recipe.scope import Scope
 from kvik.recipe.stage import Stage
 
@@ -24,10 +25,12 @@ class Recipe:
     stages does not matter: they are kept in canonical order, and printed in it.
     """
 
-    stages: tuple[tuple[Stage, Scope], ...] = ()
+    stages: tuple[tuple[Stage, Scope], ...]
 
     def __post_init__(self) -> None:
-        ordered = sorted(self.stages, key=_order)
+        if not self.stages:
+            raise RecipeError("the recipe is empty; write a codec such as int8")
+        ordered = sorted(((_simplest(s), scope) for s, scope in self.stages), key=_order)
         object.__setattr__(self, "stages", tuple(ordered))
 
     @classmethod
@@ -53,7 +56,7 @@ class Recipe:
         return Recipe.of(other) + self
 
     def __str__(self) -> str:
-        return "+".join(grammar.format_placed(p) for p in self.stages) or "fp16"
+        return "+".join(grammar.format_placed(p) for p in self.stages)
 
     @property
     def digest(self) -> str:
@@ -69,6 +72,10 @@ class Recipe:
         from kvik.recipe.resolve import resolve
 
         return resolve(self, spec)
+
+
+def _simplest(stage: Stage) -> Stage:
+    return stage.k if isinstance(stage, Pair) and stage.k == stage.v else stage
 
 
 def _order(placed: tuple[Stage, Scope]) -> tuple[int, bool, str, str]:

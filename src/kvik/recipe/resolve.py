@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from kvik.errors import RecipeError
@@ -12,13 +12,14 @@ from kvik.recipe.grammar import format_placed
 from kvik.recipe.layout import PageFormat, StreamLayout, page_format
 from kvik.recipe.plan import Group, LayerPlan, Plan
 from kvik.recipe.recipe import Recipe
-from kvik.recipe.retention import Evicting, Kept, Positional, Retention
+from kvik.recipe.retention import Evicting, Kept, Positional
 from kvik.recipe.scope import Scope
 from kvik.recipe.stage import Layout, Slot, Stage, load_stages, named
 from kvik.spec.model import LayerSpec, ModelSpec
 
 DEFAULT_CODEC = "fp16"
 DEFAULT_PAGE = 32
+NOT_YET = (Slot.TRANSFORM, Slot.BUDGET, Slot.READS, Slot.PLACEMENT)
 
 
 def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
@@ -40,20 +41,30 @@ def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
     if reasons:
         raise RecipeError(*reasons)
     stored = [lp for lp in layers if lp is not None]
+    reasons = _across(stored, spec)
+    if reasons:
+        raise RecipeError(*reasons)
+    recompute = any(not lp.k.stores for lp in stored)
+    groups = () if recompute else _groups(stored, pages)
+    return Plan(recipe, spec, tuple(layers), groups, recompute)
+
+
+def _across(stored: list[LayerPlan], spec: ModelSpec) -> list[str]:
+    """Reasons that no layer has by itself."""
+    reasons = []
     recomputing = [lp for lp in stored if not lp.k.stores]
     if recomputing and len(recomputing) < len(stored):
-        raise RecipeError("'none' works for all layers or for no layer; write it without @")
+        reasons.append("'none' works for all layers or for no layer; write it without @")
+    if recomputing and any(layer.kind == "state" for layer in spec.layers):
+        reasons.append("'none' cannot recompute layers that keep a state; write fp16 instead")
     shared = {layer.source for layer in spec.layers if layer.kind == "shared"}
     evicting = [lp for lp in stored if lp.evicting and lp.index in shared]
     if evicting:
-        raise RecipeError(
+        reasons.append(
             f"{evicting[0].evicting} cannot choose tokens for layer {evicting[0].index}, whose "
             "cache other layers share; scope it to other layers with @"
         )
-    if recomputing and any(layer.kind == "state" for layer in spec.layers):
-        raise RecipeError("'none' cannot recompute layers that keep a state; write fp16 instead")
-    groups = () if recomputing else _groups(stored, pages)
-    return Plan(recipe, spec, tuple(layers), groups, recompute=bool(recomputing))
+    return reasons
 
 
 def _layers(placed: tuple[Stage, Scope], spec: ModelSpec, reasons: list[str]) -> frozenset[int]:
@@ -70,35 +81,36 @@ def _pick(stages: list[tuple[Stage, Scope]], slot: Slot) -> list[Stage]:
     return [s for s, scope in here if scope.ranges] or [s for s, _ in here]
 
 
-def _one(stages: list[Stage], what: str) -> Stage | None:
+def _names(stages: Iterable[Stage]) -> str:
+    return " and ".join(repr(str(s)) for s in stages)
+
+
+def _one(stages: list[Stage], what: str, reasons: list[str]) -> Stage | None:
     if len(stages) > 1:
-        names = " and ".join(repr(str(s)) for s in stages)
-        raise RecipeError(f"{names} both set the {what} of a layer; keep one of them")
+        reasons.append(f"{_names(stages)} all set the {what} of a layer; keep one of them")
     return stages[0] if stages else None
 
 
 def _resolve_layer(
     index: int, layer: LayerSpec, stages: list[tuple[Stage, Scope]]
 ) -> tuple[LayerPlan | None, int]:
-    unsupported = [s for s, _ in stages if s.slot in (Slot.TRANSFORM, Slot.BUDGET, Slot.READS)]
-    unsupported += [s for s, _ in stages if s.slot == Slot.PLACEMENT]
-    if unsupported:
-        raise RecipeError(f"{str(unsupported[0])!r} has no effect in this version; remove it")
-    codec = _one(_pick(stages, Slot.CODEC), "codec")
-    page = _one(_pick(stages, Slot.LAYOUT), "page size")
-    retention = _pick(stages, Slot.RETENTION)
+    inert = [s for s, _ in stages if s.slot in NOT_YET]
+    reasons = [f"{str(s)!r} has no effect in this version; remove it" for s in inert]
     if layer.kind == "chunked":
-        raise RecipeError("chunked attention layers cannot be run yet; use a model without them")
+        reasons.append("chunked attention layers cannot be run yet; use a model without them")
+    codec = _one(_pick(stages, Slot.CODEC), "codec", reasons) or named(DEFAULT_CODEC)
+    page = _one(_pick(stages, Slot.LAYOUT), "page size", reasons)
+    retention = _pick(stages, Slot.RETENTION)
+    kept, evicting = _retention(layer, retention, reasons)
     if not layer.caches_tokens:
+        if reasons:
+            raise RecipeError(*reasons)
         return None, 0
-    if codec is None:
-        codec = named(DEFAULT_CODEC)
     assert isinstance(codec, Codec)
-    reasons = [r for s in (codec, *retention) for r in s.check(layer)]
+    reasons += [r for s in (codec, *retention) for r in s.check(layer)]
     if not codec.stores and (retention or page):
-        extra = ", ".join(repr(str(s)) for s in [*retention, *([page] if page else [])])
+        extra = _names([*retention, *([page] if page else [])])
         reasons.append(f"'none' stores nothing, so {extra} cannot apply; write one or the other")
-    kept, evicting = _retention(layer, retention)
     k = codec.bind(layer, "k")
     v = None if layer.kind == "latent" else codec.bind(layer, "v")
     plan = LayerPlan(index, layer, k, v, kept, evicting)
@@ -109,18 +121,21 @@ def _resolve_layer(
     return plan, tokens
 
 
-def _retention(layer: LayerSpec, stages: list[Stage]) -> tuple[Kept, Evicting | None]:
+def _retention(
+    layer: LayerSpec, stages: list[Stage], reasons: list[str]
+) -> tuple[Kept, Evicting | None]:
     evicting = [s for s in stages if isinstance(s, Evicting)]
     positional = [s for s in stages if isinstance(s, Positional)]
     if len(evicting) > 1 or (evicting and positional):
-        names = " and ".join(repr(str(s)) for s in stages)
-        raise RecipeError(f"{names} cannot share a layer: each decides what stays; keep one")
-    if len({type(s) for s in positional}) < len(positional):
-        names = " and ".join(repr(str(s)) for s in positional)
-        raise RecipeError(f"{names} say the same thing twice; keep one of them")
-    other = [s for s in stages if not isinstance(s, Evicting | Positional)]
-    if other:
-        raise RecipeError(f"{str(other[0])!r} must derive from Positional or Evicting")
+        names = _names([*evicting, *positional])
+        reasons.append(f"{names} cannot share a layer: each decides what stays; keep one")
+    for kind in dict.fromkeys(type(s) for s in positional):
+        alike = [s for s in positional if type(s) is kind]
+        if len(alike) > 1:
+            reasons.append(f"{_names(alike)} say the same thing twice; keep one of them")
+    for stage in stages:
+        if not isinstance(stage, Evicting | Positional):
+            reasons.append(f"{str(stage)!r} must derive from Positional or Evicting")
     # A layer that slides by design never sees past its own window, whatever the recipe keeps.
     own = Kept(layer.window) if layer.kind == "sliding" else Kept()
     if evicting and own.window is None:
@@ -130,7 +145,8 @@ def _retention(layer: LayerSpec, stages: list[Stage]) -> tuple[Kept, Evicting | 
     if not positional or (own.window is not None and sinks + window > own.window):
         return own, None
     if not window:
-        raise RecipeError(f"sinks:{sinks} alone keeps nothing of the present; add window:N")
+        reasons.append(f"{_names(positional)} alone keeps nothing of the present; add window:N")
+        return own, None
     return Kept(window, sinks, any(getattr(s, "in_cache", False) for s in positional)), None
 
 
@@ -142,7 +158,7 @@ def _conflicts(plan: LayerPlan) -> list[str]:
         if not codec.immediate and window is not None and window < held:
             reasons.append(
                 f"{codec} holds up to {held} tokens in full precision, more than the {window} "
-                f"that layer {plan.index} keeps; write a window of at least {held} or another codec"
+                f"that stay; write a window of at least {held} or another codec"
             )
         if plan.evicting and not codec.immediate:
             reasons.append(
@@ -162,7 +178,7 @@ def _page_tokens(plan: LayerPlan, page: Stage | None, reasons: list[str]) -> int
     if page.tokens % unit:
         reasons.append(
             f"page:{page.tokens} cannot hold whole groups of {unit} tokens; "
-            f"write page:{math.lcm(page.tokens, unit)} or leave it out"
+            f"write page:{-(-page.tokens // unit) * unit} or leave it out"
         )
     return page.tokens
 
@@ -178,13 +194,13 @@ def _groups(layers: list[LayerPlan], pages: dict[int, int]) -> tuple[Group, ...]
         if lp.evicting is None:
             classes.setdefault(shared, []).append((lp, None))
         else:
-            for head in range(lp.spec.kv_heads):
-                classes[(lp.index, head)] = [(lp, head)]
-    groups = []
+            for h in range(lp.spec.kv_heads):
+                classes[(lp.index, h)] = [(lp, h)]
+    groups: list[Group] = []
     for members in classes.values():
+        first, head = members[0]
         layer_plans = tuple(lp for lp, _ in members)
-        head, tokens = members[0][1], pages[members[0][0].index]
-        groups.append(_group(len(groups), layer_plans, head, tokens))
+        groups.append(_group(len(groups), layer_plans, head, pages[first.index]))
     return tuple(groups)
 
 

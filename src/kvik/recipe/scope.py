@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_ITEM = re.compile(r"(-?\d{1,6})(?:-(-?\d{1,6}))?\Z")
+_ITEM = re.compile(r"(-?\d{1,6})(?:-(-?\d{1,6}))?\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,10 @@ class Scope:
     """Inclusive layer ranges; negative numbers count from the end. No ranges: every layer."""
 
     ranges: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        ordered = sorted(set(self.ranges), key=lambda r: (r[0] < 0, r))
+        object.__setattr__(self, "ranges", tuple(ordered))
 
     @classmethod
     def parse(cls, text: str) -> Scope:
@@ -27,7 +31,7 @@ class Scope:
             if (first < 0) == (last < 0) and last < first:
                 raise ValueError(f"range {item!r} runs backwards")
             ranges.append((first, last))
-        return cls(tuple(sorted(set(ranges), key=lambda r: (r[0] < 0, r))))
+        return cls(tuple(ranges))
 
     def layers(self, count: int) -> frozenset[int]:
         """The layer numbers among ``count`` layers; ValueError when one does not exist."""
@@ -37,7 +41,10 @@ class Scope:
         for first, last in self.ranges:
             low, high = (x + count if x < 0 else x for x in (first, last))
             if not 0 <= low <= high < count:
-                raise ValueError(f"layers {self} do not fit a model of {count} layers")
+                raise ValueError(
+                    f"layers {self} do not fit a model of {count} layers; "
+                    f"write 0 to {count - 1}, or -1 to -{count} from the end"
+                )
             found.update(range(low, high + 1))
         return frozenset(found)
 

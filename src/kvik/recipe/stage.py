@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -52,11 +53,20 @@ class Stage:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in cls.__dict__.get("names", {}):
+            other = REGISTRY.setdefault(name, cls)
+            if _origin(other) != _origin(cls):
+                raise RecipeError(
+                    f"two stages are called {name!r}: {_origin(other)} and {_origin(cls)}; "
+                    "uninstall one of the packages"
+                )
             REGISTRY[name] = cls
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _check(f, getattr(self, f.name), self)
+            try:
+                check_value(f, getattr(self, f.name))
+            except ValueError as error:
+                raise RecipeError(f"{type(self).__name__}: {f.name}: {error}") from None
 
     @property
     def name(self) -> str:
@@ -96,18 +106,29 @@ class Stage:
 
 
 REGISTRY: dict[str, type[Stage]] = {}
+WORD = re.compile(r"[A-Za-z0-9_.%-]+\Z", re.ASCII)
+LIMIT = 10**9
 
 
-def _check(f: dataclasses.Field[Any], value: Any, stage: Stage) -> None:
-    rules, where = f.metadata, f"{type(stage).__name__.lower()}: {f.name}"
+def _origin(cls: type[Stage]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def check_value(f: dataclasses.Field[Any], value: Any) -> None:
+    """ValueError when an argument breaks its rules, or could not be written in a recipe."""
+    rules = f.metadata
     choices = rules.get("choices")
     if choices and value not in choices:
-        raise RecipeError(f"{where} is one of {', '.join(map(str, choices))}, not {value!r}")
+        raise ValueError(f"one of {', '.join(map(str, choices))}, not {value!r}")
+    if isinstance(value, str) and not WORD.match(value):
+        raise ValueError(f"{value!r} is no word")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if "minimum" in rules and value < rules["minimum"]:
-            raise RecipeError(f"{where} must be at least {rules['minimum']}, not {value}")
+            raise ValueError(f"must be at least {rules['minimum']}, not {value}")
         if "maximum" in rules and value > rules["maximum"]:
-            raise RecipeError(f"{where} must be at most {rules['maximum']}, not {value}")
+            raise ValueError(f"must be at most {rules['maximum']}, not {value}")
+        if not -LIMIT < value < LIMIT or round(value, 9) != value:
+            raise ValueError(f"{value} has more than 9 digits before or behind the point")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Int(Codec):
     def check(self, layer: LayerSpec) -> list[str]:
         """Groups must divide the head dim; 4-bit codes come in pairs."""
         reasons = []
-        for dim in {layer.k_dim, layer.v_dim}:
+        dims = [layer.k_dim] if layer.kind == "latent" else [layer.k_dim, layer.v_dim]
+        for dim in dict.fromkeys(dims):
             if dim % self.group_of(dim):
                 reasons.append(
                     f"{self}: groups of {self.group_of(dim)} do not divide a head dim of {dim}; "
@@ -85,7 +86,7 @@ class Int(Codec):
         import torch
 
         dim = x.shape[-1]
-        groups = x.clamp(-HUGE, HUGE).unflatten(-1, (-1, self.group_of(dim)))
+        groups = _grouped(x.clamp(-HUGE, HUGE), self.group_of(dim))
         planes: dict[str, torch.Tensor] = {}
         if self.symmetric:
             top = 2 ** (self.bits - 1) - 1
@@ -113,11 +114,15 @@ class Int(Codec):
         code, scale = planes["code"], planes["scale"].float().unsqueeze(-1)
         if self.bits == 4:
             code = torch.stack((code & 15, code >> 4), -1).flatten(-2)
-        groups = code.float().unflatten(-1, (scale.shape[-2], -1))
+        groups = _grouped(code.float(), code.shape[-1] // scale.shape[-2])
         if self.symmetric:
             groups = groups if self._signed else groups - 2.0 ** (self.bits - 1)
             return (groups * scale).flatten(-2)
         return (groups * scale + planes["low"].float().unsqueeze(-1)).flatten(-2)
+
+
+def _grouped(x: torch.Tensor, group: int) -> torch.Tensor:
+    return x.view(*x.shape[:-1], -1, group)
 
 
 def _half(scale: torch.Tensor) -> torch.Tensor:

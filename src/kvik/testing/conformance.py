@@ -18,7 +18,7 @@ from kvik.cache.table import Sequence as Cached
 from kvik.models import Model
 from kvik.plan import kv_bytes, pool_capacity
 from kvik.recipe import Plan, Recipe
-from kvik.testing.failure import Failure
+from kvik.testing.error import ConformanceError
 from kvik.testing.oracle import OracleCache
 
 LENGTH = 75
@@ -59,28 +59,34 @@ class _Run:
         worst = float((got - want).abs().max())
         if not worst <= TOLERANCE:
             where = start + int((got - want).abs().amax(-1).argmax())
-            raise Failure(f"{self.plan.recipe}: {what}: logits differ by {worst:.2e} at {where}")
+            raise ConformanceError(
+                f"{self.plan.recipe}: {what}: logits differ by {worst:.2e} at {where}"
+            )
         top = want.topk(2, -1).values
         sure = top[:, 0] - top[:, 1] > 2 * TOLERANCE
         if not torch.equal(got.argmax(-1)[sure], want.argmax(-1)[sure]):
-            raise Failure(f"{self.plan.recipe}: {what}: another greedy token")
+            raise ConformanceError(f"{self.plan.recipe}: {what}: another greedy token")
 
     def weigh(self, cache: KVCache, sequence: Cached, what: str) -> None:
         """Law 3: planned bytes are allocated bytes."""
         planned, held = kv_bytes(self.plan, sequence.length).total, cache.nbytes(sequence)
         if planned != held:
-            raise Failure(f"{self.plan.recipe}: {what}: {held} bytes held, {planned} planned")
+            raise ConformanceError(
+                f"{self.plan.recipe}: {what}: {held} bytes held, {planned} planned"
+            )
 
     def finish(self, cache: KVCache, what: str, *sequences: Cached) -> None:
         """Law 7: freed means reusable now."""
         for sequence in sequences:
             cache.free(sequence)
         if used := cache.pool.stats().used:
-            raise Failure(f"{self.plan.recipe}: {what}: {used} bytes stay used after the end")
+            raise ConformanceError(
+                f"{self.plan.recipe}: {what}: {used} bytes stay used after the end"
+            )
 
 
 def check_stack(recipe: str, model: Model, make: MakeCache = KVCache) -> None:
-    """Raises RecipeError for a stack that is refused and Failure for one that breaks a law."""
+    """Raises RecipeError for a refused stack, ConformanceError for one that breaks a law."""
     plan = Recipe.parse(recipe).resolve(model.spec)
     chance = random.Random(11)
     tokens = [chance.randrange(model.spec.vocab) for _ in range(LENGTH)]
@@ -208,7 +214,7 @@ def _check_abort(run: _Run) -> None:
     run.model.forward(torch.tensor([1] * 9), cache.positions, cache)
     cache.abort()
     if cache.pool.stats().used != used or sequence.state is not state:
-        raise Failure(f"{run.plan.recipe}: an aborted step left something behind")
+        raise ConformanceError(f"{run.plan.recipe}: an aborted step left something behind")
     (logits,) = run.feed(cache, [(sequence, run.tokens[half:])])
     run.compare("after an abort", logits, half)
     run.finish(cache, "aborted", sequence)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kvik.ops import angles, rotate
 from kvik.recipe import Codec, LayerPlan, Plan
-from kvik.recipe.codec import Stream
 from kvik.recipe.resolve import tail_codec
 from kvik.spec.model import LayerSpec
 

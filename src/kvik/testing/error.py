@@ -1,5 +1,5 @@
 """What a conformance suite raises."""
 
 
-class Failure(AssertionError):
+class ConformanceError(AssertionError):
     """A law is broken; the text says which, by what, and by how much."""
