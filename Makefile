@@ -4,7 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.ready-tools
+INSTALL = $(PY) -m pip install -q --no-compile -c constraints.txt -e
 DEMO_OUT ?= out/demo
+DEMO_CONTEXT ?= 1024
 DEMO_RECIPES ?= fp32 fp16 int8 int4 int8/int4 window:256 sinks:4+window:252
 
 NEEDS = needs Python 3.11 or newer with venv, and a C compiler: \
@@ -15,24 +18,25 @@ NEEDS = needs Python 3.11 or newer with venv, and a C compiler: \
 
 # A tree that was moved, or whose Python went away, is set up again.
 ifneq ($(shell $(PY) -c 'print(open("$(READY)").read().strip())' 2>/dev/null),$(CURDIR))
-$(shell rm -f $(READY))
+$(shell rm -f $(READY) $(TOOLS))
 endif
 
 demo: $(READY)
 	$(PY) -m kvik models get smollm2-135m
-	$(PY) -m kvik compare smollm2-135m $(foreach r,$(DEMO_RECIPES),--kv $(r)) --out $(DEMO_OUT)
+	$(PY) -m kvik compare smollm2-135m $(foreach r,$(DEMO_RECIPES),--kv $(r)) \
+		--context $(DEMO_CONTEXT) --out $(DEMO_OUT)
 
 test: lint
 	$(PY) -m kvik models get smollm2-135m gemma3-270m
 	$(PY) -m pytest -m "not soak"
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 
-soak: $(READY)
+soak: $(TOOLS)
 	$(PY) -m kvik models get smollm2-135m gemma3-270m
 	$(PY) -m pytest -m soak
 
@@ -42,10 +46,16 @@ $(READY): pyproject.toml constraints.txt
 	 $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	 { echo "kvik $(NEEDS)" >&2; exit 1; }
 	@[ -e $@ ] || rm -rf $(VENV)
-	@rm -f $@
+	@rm -f $@ $(TOOLS)
 	[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q -c constraints.txt -e '.[run,hf,test,dev]'
+	$(INSTALL) '.[run]'
 	@echo "$(CURDIR)" > $@
+
+$(TOOLS): $(READY)
+	@rm -f $(READY) $@
+	$(INSTALL) '.[run,hf,test,dev]'
+	@echo "$(CURDIR)" > $(READY)
+	@touch $@
 
 clean:
 	rm -rf $(VENV) out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
