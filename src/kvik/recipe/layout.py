@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvik.recipe.codec import Codec, Plane, Stream
 
@@ -46,7 +47,14 @@ class PageFormat:
 
     def of(self, layer: int, stream: Stream) -> tuple[PlaneSlot, ...]:
         """The planes of one stream of one layer."""
-        return tuple(s for s in self.slots if s.layer == layer and s.stream == stream)
+        return self._by_stream[layer, stream]
+
+    @cached_property
+    def _by_stream(self) -> dict[tuple[int, Stream], tuple[PlaneSlot, ...]]:
+        found: dict[tuple[int, Stream], list[PlaneSlot]] = {}
+        for slot in self.slots:
+            found.setdefault((slot.layer, slot.stream), []).append(slot)
+        return {key: tuple(slots) for key, slots in found.items()}
 
 
 @dataclass(frozen=True)
