@@ -35,7 +35,11 @@ def parse(text: str) -> list[Placed]:
 
 
 def _fail(text: str, at: int, why: str) -> NoReturn:
-    raise RecipeError(f"recipe {text!r}, column {at + 1}: {why}")
+    raise RecipeError(f"recipe {_short(text)!r}, column {at + 1}: {_short(why)}")
+
+
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _parse_placed(text: str, piece: str, at: int) -> Placed:

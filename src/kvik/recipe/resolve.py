@@ -165,8 +165,6 @@ def _conflicts(plan: LayerPlan) -> list[str]:
                 f"{plan.evicting} drops single tokens and {codec} codes them late or in groups; "
                 f"write int8 or int4 instead of {codec}"
             )
-        if codec.pre_rope and plan.kept.in_cache and plan.spec.rope is None:
-            reasons.append(f"{codec} rotates keys when it reads them, but the model has no RoPE")
     return reasons
 
 
