@@ -214,7 +214,7 @@ MALFORMED = [
     ("int8/itn4", 6, "did you mean 'int4'?"),
     ("INT8", 1, "unknown stage 'INT8'"),
     ("int8 ", 1, "did you mean 'int8'?"),
-    ("zzz", 1, "known: bf16, "),
+    ("zzz", 1, "known: "),
     ("int8:", 6, "has a colon but no argument"),
     ("int8:group", 6, "did you mean group=...?"),
     ("int8:gruop=4", 6, "nearest: group"),
