@@ -36,7 +36,10 @@ class Float(Codec):
         return {"x": Plane(self.dtype, (dim,))}
 
     def encode(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Rounds to nearest; finite values beyond fp16's range saturate instead of overflowing."""
+        """Rounds to nearest; NaN stays NaN.
+
+        Values beyond fp16's range saturate instead of overflowing, infinities too.
+        """
         import torch
 
         dtype = getattr(torch, self.dtype)

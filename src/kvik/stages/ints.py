@@ -82,7 +82,10 @@ class Int(Codec):
         return self.bits == 8 and self.symmetric
 
     def encode(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Rounds scale (and minimum) to float16 first, so that decoding uses the same ones."""
+        """Rounds scale (and minimum) to float16 first, so that decoding uses the same ones.
+
+        Values beyond ±65,504 saturate, infinities too; a NaN makes its whole group NaN.
+        """
         import torch
 
         dim = x.shape[-1]
