@@ -149,7 +149,7 @@ def test_the_command_leaves_both_files(tiny_base_model: Path, tmp_path: Path) ->
     out = tmp_path / "a" / "b"
     done = subprocess.run(
         [sys.executable, "-m", "kvik", "compare", str(tiny_base_model), "--kv", "int8"]
-        + "--context 64 --json --out".split()
+        + ["--context", "64", "--json", "--out"]
         + [str(out)],
         capture_output=True,
         text=True,
