@@ -14,11 +14,12 @@ from kvik.recipe.layout import ALIGN
 
 Ids = NDArray[np.int32]
 MAX_STRANDED = 0.02
+MAX_BYTES = 2**31 * ALIGN  # what page ids of 32 bits can address
 
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Bytes of a pool: ``used`` in live pages, ``stranded`` at slab ends; the rest is free."""
+    """Bytes of a pool: ``used`` in live pages, ``stranded`` at ends of slabs in use; else free."""
 
     total: int
     used: int
@@ -69,6 +70,11 @@ class PagePool:
         if self.slab_bytes % ALIGN or self.slab_bytes < sizes[-1]:
             raise ValueError(f"slabs of {self.slab_bytes} bytes do not hold pages of {sizes}")
         slabs = -(-capacity // self.slab_bytes)
+        if slabs * self.slab_bytes > MAX_BYTES:
+            raise CapacityError(
+                f"a KV pool holds at most {MAX_BYTES:,} bytes, not {slabs * self.slab_bytes:,}; "
+                "ask for less context or a smaller recipe"
+            )
         self.page_bytes = tuple(sizes)
         try:
             self.buffer = torch.empty(slabs * self.slab_bytes, dtype=torch.uint8)
@@ -94,7 +100,7 @@ class PagePool:
         """Bytes used and stranded at this moment."""
         used = stranded = 0
         for index, size in enumerate(self.page_bytes):
-            slabs = self._class_of_slab == index
+            slabs = (self._class_of_slab == index) & (self._live > 0)
             used += int(self._live[slabs].sum()) * size
             stranded += int(slabs.sum()) * (self.slab_bytes % size)
         return PoolStats(self.nbytes, used, stranded)
@@ -103,13 +109,16 @@ class PagePool:
         """``count`` new pages of one size, each with one reference. All or nothing."""
         index = self.page_bytes.index(page_bytes)
         free = self._free[index]
-        while len(free) < count and self._take_slab(index):
-            pass
-        if len(free) < count:
+        slabs = -(-(count - len(free)) // (self.slab_bytes // page_bytes))
+        if slabs > len(self._free_slabs):
+            self._reclaim(keep=index)
+        if slabs > len(self._free_slabs):
             raise CapacityError(
                 f"the KV pool is full: {count} pages of {page_bytes:,} bytes asked, "
                 f"{len(free)} free of {self.nbytes:,} bytes in all"
             )
+        for _ in range(slabs):
+            self._take_slab(index)
         ids = np.array(free[len(free) - count :][::-1], dtype=np.int32)
         del free[len(free) - count :]
         slab, slot = self._locate(ids)
@@ -154,18 +163,13 @@ class PagePool:
         sizes = np.asarray(self.page_bytes, dtype=np.int64)[self._class_of_slab[slab]]
         return slab, (start % self.slab_bytes) // sizes
 
-    def _take_slab(self, index: int) -> bool:
-        if not self._free_slabs:
-            self._reclaim(keep=index)
-        if not self._free_slabs:
-            return False
+    def _take_slab(self, index: int) -> None:
         slab = self._free_slabs.pop()
         size = self.page_bytes[index]
         self._class_of_slab[slab] = index
         first = slab * self.slab_bytes
         starts = range(first, first + self.slab_bytes // size * size, size)
         self._free[index][:0] = [start // ALIGN for start in reversed(starts)]
-        return True
 
     def _reclaim(self, keep: int) -> None:
         """Hands slabs without live pages back to all classes."""
