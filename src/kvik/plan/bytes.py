@@ -63,15 +63,8 @@ def pool_capacity(plan: Plan, seen: int, slab_bytes: int, sequences: int = 1) ->
 def _most_pages(group: Group, seen: int) -> tuple[int, int]:
     tokens = group.tokens
     if group.evicting is not None and group.head is not None:
-        layer = group.layers[0].index
-        most = max(
-            (
-                group.evicting.stored(n, layer, group.head)
-                for n in range(group.evicting.interval, seen + 1, group.evicting.interval)
-            ),
-            default=seen,
-        )
-        return 2 * (-(-max(most, min(seen, group.evicting.interval)) // tokens) + 1), 0
+        most = group.evicting.most_stored(seen, group.layers[0].index, group.head)
+        return 2 * (-(-most // tokens) + 1), 0
     bound = -(-seen // tokens) + 1
     span = group.kept.span
     if span is not None:

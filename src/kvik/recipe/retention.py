@@ -98,9 +98,22 @@ class Evicting(Retention):
         raise NotImplementedError
 
     def stored(self, seen: int, layer: int, head: int) -> int:
-        """Tokens stored once ``seen`` tokens were processed."""
-        kept = 0
+        """Tokens stored once ``seen`` tokens were processed.
+
+        An event leaves its budget or fewer, so the tightest one decides: its budget and what came
+        since. Events further back than the tokens that are left cannot be the tightest.
+        """
+        kept = last = max(0, seen - 1) // self.interval * self.interval
+        event = last
+        while event > 0 and last - event < kept:
+            kept = min(kept, self.budget(event, layer, head) + last - event)
+            event -= self.interval
+        return kept + seen - last
+
+    def most_stored(self, seen: int, layer: int, head: int) -> int:
+        """Most tokens stored at any time until ``seen`` tokens were processed."""
+        kept = most = 0
         for event in range(self.interval, seen, self.interval):
+            most = max(most, kept + self.interval)
             kept = min(kept + self.interval, self.budget(event, layer, head))
-        last_event = max(0, seen - 1) // self.interval * self.interval
-        return kept + seen - last_event
+        return max(most, self.stored(seen, layer, head))
