@@ -3,7 +3,7 @@
     python bench/streaming.py --out bench/results/streaming.jsonl
 
 Two texts of 4,096 tokens stream through the cache. ``recompute`` runs the newest ``budget`` tokens
-from scratch for 240 evenly spaced positions: what a window can know without keeping anything.
+from scratch for 120 evenly spaced positions a text: what a window can know without keeping anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvik.engine.session import Session
 from kvik.evaluate.metrics import Rows, score, summarize
 from kvik.models import Model
 
-POSITIONS = 240
+POSITIONS = 120
 
 
 def stream(model: Model, recipe: str, ids: list[int]) -> np.ndarray:

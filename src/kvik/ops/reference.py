@@ -37,7 +37,7 @@ class Scoring:
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores [H, G * n, E] of queries [H, G * n, D] and keys [H, E, D]."""
-        scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
+        scores = torch.matmul(q * self.scale, k.transpose(-1, -2))
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         return scores
@@ -80,10 +80,11 @@ def _scores(
     seen = (keys.first[tile] <= p) & (p < keys.until[tile])
     if not bool(seen.any()):
         return None
+    hidden = None if bool(seen.all()) else ~seen
     query = second if second is not None and tile.start < keys.sinks else q
     h, g, n, d = query.shape
     scores = scoring(query.reshape(h, g * n, d), keys.k[:, tile]).view(h, g, n, -1)
-    return scores.masked_fill_(~seen, float("-inf"))
+    return scores if hidden is None else scores.masked_fill_(hidden, float("-inf"))
 
 
 def _attend_tile(
@@ -100,7 +101,7 @@ def _attend_tile(
         new_top = torch.maximum(top, scores.amax(-1))
         # A row that has seen nothing yet has a maximum of -inf; 0 keeps the exponent defined.
         safe = torch.where(new_top.isinf(), torch.zeros_like(new_top), new_top)
-        weights = (scores - safe.unsqueeze(-1)).exp_()
+        weights = scores.sub_(safe.unsqueeze(-1)).exp_()
         shrink = (top - safe).exp_()
         total = total * shrink + weights.sum(-1)
         part = torch.matmul(weights.view(h, g * n, -1), keys.v[:, tile]).view_as(out)
@@ -124,13 +125,15 @@ def mass(
     A second pass over the scores with the known log-sum-exp, so memory stays linear.
     """
     received = q.new_zeros(keys.k.shape[:2], dtype=torch.float64)
+    # A query that sees nothing has a log-sum-exp of -inf; 0 keeps the exponent defined.
+    lse = lse.masked_fill(lse.isinf(), 0.0)
     for tile in _tiles(keys):
         for start in range(0, q.shape[2], QUERY_TILE):
             rows = slice(start, start + QUERY_TILE)
             second = None if q_sinks is None else q_sinks[:, :, rows]
             scores = _scores(q[:, :, rows], positions[rows], keys, tile, scoring, second)
             if scores is not None:
-                weights = (scores - lse[:, :, rows].unsqueeze(-1)).exp_()
+                weights = scores.sub_(lse[:, :, rows].unsqueeze(-1)).exp_()
                 received[:, tile] += weights.double().sum((1, 2))
     return received
 
