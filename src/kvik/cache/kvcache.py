@@ -115,6 +115,8 @@ class KVCache:
     def cut(self, sequence: Sequence, length: int) -> None:
         """Goes back to ``length`` tokens; the caller has asked :meth:`can_cut`."""
         old = sequence.state
+        if length == old.length:
+            return
         pairs = zip(self.resolved.groups, old.main, old.tail, strict=True)
         main: list[Table | RaggedTable] = []
         tail: list[Table | None] = []

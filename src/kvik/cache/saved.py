@@ -15,7 +15,7 @@ from kvik.cache.pool import Ids
 from kvik.cache.table import RaggedTable, Sequence, State, Table
 from kvik.errors import KvikError
 from kvik.recipe.layout import ALIGN, PageFormat, PlaneSlot
-from kvik.recipe.plan import Group, Plan, pages_of
+from kvik.recipe.plan import Group, Plan, page_count, pages_of
 from kvik.recipe.retention import FOREVER, Ranges
 
 MAGIC = b"kvikseq1"
@@ -158,7 +158,7 @@ class _Reader:
 
     def _table(self, page: PageFormat, ranges: Ranges) -> Table:
         # Before anything is made for a length that the file may only claim.
-        self._expect(sum(b - a for a, b in ranges) // page.tokens * page.nbytes)
+        self._expect(page_count(ranges, page.tokens) * page.nbytes)
         numbers = np.asarray(pages_of(ranges, page.tokens), dtype=np.int32)
         return Table(numbers, self._pages(page.nbytes, numbers.size))
 

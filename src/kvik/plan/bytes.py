@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvik.recipe.plan import Group, Plan, pages_of
+from kvik.recipe.plan import Group, Plan, page_count
 
 TABLE_ENTRY = 4  # bytes of a page id, a page number or a position in a table
 
@@ -35,8 +35,8 @@ def kv_bytes(plan: Plan, seen: int) -> KVBytes:
             per_slot = TABLE_ENTRY * (2 if "mass" in group.evicting.signals else 1)
             tables += count * TABLE_ENTRY + stored * per_slot
             continue
-        main = len(pages_of(group.main_ranges(seen), group.tokens))
-        tail = len(pages_of(group.tail_ranges(seen), group.tokens))
+        main = page_count(group.main_ranges(seen), group.tokens)
+        tail = page_count(group.tail_ranges(seen), group.tokens)
         pages += main * group.main.nbytes + tail * (group.tail.nbytes if group.tail else 0)
         tables += (main + tail) * 2 * TABLE_ENTRY
     state = sum(4 * math.prod(s.state_shape) for s in plan.spec.layers if s.kind == "state")

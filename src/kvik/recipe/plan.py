@@ -117,12 +117,26 @@ def clip(ranges: Ranges, low: int, high: int) -> Ranges:
     return [(max(a, low), min(b, high)) for a, b in ranges if max(a, low) < min(b, high)]
 
 
-def pages_of(ranges: Ranges, tokens: int) -> list[int]:
-    """Ascending page numbers (position // tokens) that hold any token of the ranges."""
-    numbers: list[int] = []
+def page_ranges(ranges: Ranges, tokens: int) -> Ranges:
+    """Half-open ranges of the page numbers (position // tokens) that hold any token of ``ranges``.
+
+    Takes no longer for a million tokens than for one.
+    """
+    found: Ranges = []
     for a, b in ranges:
-        first, last = a // tokens, (b - 1) // tokens
-        if numbers and first <= numbers[-1]:
-            first = numbers[-1] + 1
-        numbers.extend(range(first, last + 1))
-    return numbers
+        first, stop = a // tokens, (b - 1) // tokens + 1
+        if found:
+            first = max(first, found[-1][1])
+        if first < stop:
+            found.append((first, stop))
+    return found
+
+
+def page_count(ranges: Ranges, tokens: int) -> int:
+    """How many pages hold any token of the ranges."""
+    return sum(stop - first for first, stop in page_ranges(ranges, tokens))
+
+
+def pages_of(ranges: Ranges, tokens: int) -> list[int]:
+    """Their numbers, ascending."""
+    return [n for first, stop in page_ranges(ranges, tokens) for n in range(first, stop)]
