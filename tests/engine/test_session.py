@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -350,3 +351,34 @@ def test_windows_hold_constant_memory(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", WINDOWS)
 def test_windows_hold_constant_memory_over_20000_tokens(recipe: str) -> None:
     stream(recipe, 20_000)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["fp16", "heavy:9,every=16", "perchannel:4,residual=7", "window:9+page:4"]
+)
+def test_an_interrupt_while_pages_are_given_out_leaks_none(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for nth in range(1, 8):
+        session = start(models.grouped, recipe)
+        session.feed(TOKENS[:40])
+        used, real, calls = session.cache.pool.stats().used, session.cache.pool.alloc, []
+
+        def alloc(
+            nbytes: int, count: int, *, nth: int = nth, calls: list[int] = calls, real: Any = real
+        ) -> Any:
+            calls.append(count)
+            if len(calls) == nth:
+                raise KeyboardInterrupt
+            return real(nbytes, count)
+
+        monkeypatch.setattr(session.cache.pool, "alloc", alloc)
+        with contextlib.suppress(KeyboardInterrupt):
+            session.feed(TOKENS[40:90])
+        if len(calls) < nth:
+            return
+        assert session.cache.pool.stats().used == used
+        assert session.tokens == TOKENS[:40]
+        session.feed(TOKENS[40:90])
+        assert session.kv_bytes == session.planned_bytes(90)
+    raise AssertionError("no recipe asks for pages so often")

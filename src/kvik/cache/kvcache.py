@@ -164,7 +164,7 @@ class KVCache:
                 work.append(_Work(sequence, low, low + count, [], states))
                 self._stage(work[-1], tentative)
                 low += count
-        except Exception:
+        except BaseException:
             _abort(work)
             raise
         self._work, self._tentative, self._angles = work, tentative, {}

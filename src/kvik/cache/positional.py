@@ -94,7 +94,7 @@ class PositionalStep:
         if need:
             try:
                 fresh = self.pool.alloc(page.nbytes, need)
-            except Exception:
+            except BaseException:
                 self.abort()
                 raise
             self.fresh.append(fresh)
