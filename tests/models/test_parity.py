@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvik.engine.session import Session
 from kvik.models.decoder import Decoder
 from kvik.models.model import Model, load_model
 from kvik.models.weights import load_weights
@@ -119,6 +120,13 @@ def test_tiny_models_agree_with_transformers(family: str, case: str, tmp_path: P
     for rows, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(torch.cat(rows), wanted, atol=1e-4, rtol=0)
 
+    # The same through kvik's own cache, which the laws tie to every other way of cutting it.
+    for text, wanted in zip(texts, expected, strict=True):
+        session = Session(model, "fp32", max_tokens=64)
+        rows = [session.feed(text[:7].tolist(), logits="all")]
+        rows.append(session.feed(text[7:].tolist(), logits="all", chunk=5))
+        torch.testing.assert_close(torch.cat(rows), wanted, atol=1e-4, rtol=0)
+
 
 REAL = {
     "smollm2-135m": lambda: transformers.LlamaConfig(
@@ -182,9 +190,9 @@ def test_real_models_agree_with_transformers(name: str) -> None:
     text = pydoc_data.topics.topics["assignment"]
     # The prompt and what follows pass Gemma's window of 512, so that sliding layers forget.
     prompt = torch.tensor(model.tokenizer.encode(text)[:500])
-    cache, past, step, chosen, rows = DenseCache(model.spec), {}, prompt, [], []
+    session, step, chosen, rows = Session(model, "fp32", max_tokens=600), prompt, [], []
     for _ in range(64):
-        rows.append(feed(model, cache, {0: step}, past))
+        rows.append(session.feed(step.tolist(), logits="all"))
         step = rows[-1][-1:].argmax(-1)
         chosen.append(step)
 
