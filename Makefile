@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.ready-tools
 INSTALL = $(PY) -m pip install -q --no-compile -c constraints.txt -e
 DEMO_OUT ?= out/demo
+# Test processes; each loads the models it needs, about 2 GB at most.
+JOBS ?= 2
 DEMO_CONTEXT ?= 1024
 DEMO_RECIPES ?= fp32 fp16 int8 int4 int8/int4 window:256 sinks:4+window:252
 
@@ -28,7 +30,7 @@ demo: $(READY)
 
 test: lint
 	$(PY) -m kvik models get smollm2-135m gemma3-270m
-	$(PY) -m pytest -m "not soak"
+	$(PY) -m pytest -m "not soak" -n $(JOBS)
 
 lint: $(TOOLS)
 	$(PY) -m ruff check .

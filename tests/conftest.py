@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-# Before torch or numpy start their pools: two threads are what every machine that runs us has.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before torch or numpy start their pools: two threads are what every machine that runs us has,
+# and processes that share them get one each.
+os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 # No test talks to a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
