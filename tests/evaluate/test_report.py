@@ -115,7 +115,7 @@ def test_a_difference_between_plan_and_measurement_is_shown() -> None:
 
 @pytest.mark.parametrize(
     ("kl", "text"),
-    [(0.0, "0"), (4.2e-8, "4e-08"), (0.0000412, "0.000041"), (0.0156, "0.016"), (1.99, "1.99")],
+    [(0.0, "0"), (4.2e-8, "4.2e-08"), (0.000412, "0.00041"), (0.0156, "0.016"), (1.99, "1.99")],
 )
 def test_kl_is_written_with_two_digits(kl: float, text: str) -> None:
     assert kl_text(kl) == text

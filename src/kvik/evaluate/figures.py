@@ -29,11 +29,11 @@ def _exact_bytes(result: Result) -> str:
 
 
 def kl_text(value: float) -> str:
-    """Nats, with the digits that tell recipes apart: 0.00004, 0.0156, 1.99."""
+    """Nats, with the digits that tell recipes apart: 4.1e-05, 0.0156, 1.99."""
     if value == 0:
         return "0"
-    if value < 1e-6:
-        return f"{value:.0e}"
+    if value < 1e-4:
+        return f"{value:.1e}"
     digits = max(2, 1 - math.floor(math.log10(value)))
     return f"{value:.{digits}f}"
 

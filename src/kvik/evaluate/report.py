@@ -108,7 +108,7 @@ def _origin(env: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "command": env["command"],
         "kvik": f"{env['kvik']}, commit {env['commit']}" if env.get("commit") else env["kvik"],
-        "processor": f"{env['cpu']}, {env['cores']} cores, {env['threads']} threads",
+        "processor": f"{env['cpu']}; cores: {env['cores']}, threads: {env['threads']}",
         "instruction sets": " ".join(env["instruction_sets"]),
         "memory": human_bytes(env["memory_bytes"]),
         "system": env["system"],
