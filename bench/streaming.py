@@ -3,7 +3,7 @@
     python bench/streaming.py --out bench/results/streaming.jsonl
 
 Two texts of 4,096 tokens stream through the cache. ``recompute`` runs the newest ``budget`` tokens
-from scratch for 120 evenly spaced positions a text: what a window can know without keeping anything.
+from scratch at 120 evenly spaced positions a text: what a window can know while keeping nothing.
 """
 
 from __future__ import annotations
