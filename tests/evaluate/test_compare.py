@@ -148,9 +148,8 @@ def test_a_crashed_worker_gives_its_last_words(tmp_path: Path) -> None:
 def test_the_command_leaves_both_files(tiny_base_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     options = ["--kv", "int8", "--context", "64", "--json", "--out", str(out)]
-    command = f"compare {tiny_base_model} --kv int8 --context 64 --json --out {out}"
     done = subprocess.run(
-        [sys.executable, "-m", "kvik", *command.split()],
+        [sys.executable, "-m", "kvik", "compare", str(tiny_base_model), *options],
         capture_output=True,
         text=True,
         check=True,
