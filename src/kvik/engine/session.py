@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
-import psutil
 import torch
 from torch import Tensor
 
 from kvik.cache import KVCache, PagePool, State, choose_slab
 from kvik.errors import CapacityError, KvikError
+from kvik.machine import available_memory
 from kvik.models import Model
 from kvik.plan import kv_bytes, pool_capacity
 from kvik.recipe import Plan, Recipe
@@ -170,7 +170,7 @@ class Session:
 def check_fits(plan: Plan, tokens: int, available: int | None = None) -> None:
     """CapacityError when the cache of ``tokens`` tokens exceeds the available memory."""
     need = kv_bytes(plan, tokens).total
-    have = psutil.virtual_memory().available if available is None else available
+    have = available_memory() if available is None else available
     if need > have:
         raise CapacityError(
             f"the cache of {tokens:,} tokens with {plan.recipe} needs {need:,} bytes and "
