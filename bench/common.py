@@ -13,7 +13,6 @@ from kvik.evaluate.provenance import environment
 from kvik.evaluate.text import library_text
 from kvik.models import Model, load_model
 
-
 # Taken when the code is loaded: a long run must not record a later commit.
 torch.set_num_threads(min(torch.get_num_threads(), 2))
 ENV = environment(torch.get_num_threads()) | {"command": " ".join(["python", *sys.argv])}
