@@ -243,6 +243,8 @@ FORGED: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
     "a header beyond the file": lambda h, r: forge(h, r, size=2**40),
     "a huge header": lambda h, r: forge(h, r, size=2**64 - 1),
     "half a header": lambda h, r: forge(h, r, size=10),
+    "more than belongs to it": lambda h, r: forge(h, r + b"\0" * 64),
+    "less than belongs to it": lambda h, r: forge(h, r[:-1]),
     "another plan": lambda h, r: forge({**h, "plan": "0" * 64}, r),
     "a plan that is no text": lambda h, r: forge({**h, "plan": [h["plan"]]}, r),
     "only a size": lambda h, r: MAGIC + hashlib.sha256(b"\1").digest() + b"\1",

@@ -328,7 +328,7 @@ def stream(recipe: str, total: int) -> None:
     chance = random.Random(0)
     fed, most, late = 0, 0, set()
     while fed < total:
-        n = min(chance.choice((1, 1, 1, 5, 40)), total - fed)
+        n = min(chance.choice((1, 7, 64, 64)), total - fed)
         session.feed([chance.randrange(96) for _ in range(n)])
         fed += n
         most = max(most, session.kv_bytes)

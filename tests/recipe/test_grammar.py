@@ -394,3 +394,8 @@ def test_scopes_print_canonically(several: list[tuple[int, int]]) -> None:
     texts = {str(Scope(tuple(p))) for p in itertools.permutations(several)}
     assert len(texts) == 1
     assert Scope.parse(texts.pop()) == Scope(tuple(several))
+
+
+def teardown_module() -> None:
+    for name in ("every", "other"):
+        del REGISTRY[name]
