@@ -17,10 +17,11 @@ from kvik.errors import KvikError
 from kvik.evaluate import quality
 from kvik.evaluate.compare import FIGURES, in_process_of_its_own, prepare, run
 from kvik.evaluate.needle import make_needles
-from kvik.evaluate.prompts import chat_prompt, load_tokenizer
+from kvik.evaluate.prompts import chat_prompt
 from kvik.evaluate.text import library_text
 from kvik.evaluate.worker import Task, work
 from kvik.models import load_model
+from kvik.models.tokenizer import Tokenizer
 
 
 class Heard:
@@ -119,7 +120,7 @@ def test_short_text_is_refused(tiny_base_model: Path, tmp_path: Path) -> None:
 
 
 def test_needles_are_where_they_should_be(tiny_model: Path) -> None:
-    tokenizer = load_tokenizer(tiny_model)
+    tokenizer = Tokenizer.from_path(tiny_model)
     chat = chat_prompt(tokenizer)
     for needle in make_needles(tokenizer, library_text(), 900, chat=chat):
         text = tokenizer.decode(needle.ids, skip_special=False)

@@ -88,9 +88,10 @@ def prepare(
     path = resolve(model)
     spec = load_spec(path)
     names = resolved(recipes, spec)
-    from kvik.evaluate.prompts import chat_prompt, load_tokenizer
+    from kvik.evaluate.prompts import chat_prompt
+    from kvik.models.tokenizer import Tokenizer
 
-    tokenizer = load_tokenizer(path)
+    tokenizer = Tokenizer.from_path(path)
     length = Window.length(context)
     cut = _windows(tokenizer, prose, length, offsets, "the text" if text is None else str(text))
     warnings = []

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvik.engine.conversation import chat_spelling
 
 if TYPE_CHECKING:
     from kvik.models.tokenizer import Tokenizer
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model file or folder."""
-    from kvik.models.tokenizer import Tokenizer
-
-    if path.suffix == ".gguf":
-        return Tokenizer.from_gguf(path)
-    return Tokenizer.from_folder(path)
 
 
 def chat_prompt(tokenizer: Tokenizer) -> Callable[[str], list[int]] | None:

@@ -42,9 +42,7 @@ class Model:
             raise ModelError(f"the model {self.name!r} has no files and so no tokenizer")
         from kvik.models.tokenizer import Tokenizer
 
-        if self.path.suffix == ".gguf":
-            return Tokenizer.from_gguf(self.path)
-        return Tokenizer.from_folder(self.path)
+        return Tokenizer.from_path(self.path)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -68,8 +66,6 @@ def load_model(name_or_path: str | Path) -> Model:
     from kvik.models.weights import load_weights
 
     path = resolve(str(name_or_path))
-    if path.name == "config.json":
-        path = path.parent
     spec = load_spec(path)
     decoder = Decoder.from_weights(spec, load_weights(path, spec))
     torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

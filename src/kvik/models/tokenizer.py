@@ -18,6 +18,7 @@ from typing import Protocol
 from kvik.errors import KvikError, ModelError
 from kvik.models.guard import Guard
 from kvik.models.matcher import longest_match
+from kvik.spec.load import is_config, locate
 
 
 class Backend(Protocol):
@@ -54,6 +55,12 @@ class Tokenizer:
         self._backend = backend
         self._vocabulary = vocabulary
         self._control_ids = frozenset(vocabulary.control.values())
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of the model at ``path``, from the file that describes the model."""
+        found = locate(path)
+        return cls.from_folder(found.parent) if is_config(found) else cls.from_gguf(found)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> Tokenizer:

@@ -18,7 +18,7 @@ from kvik.errors import ModelError
 from kvik.models.gguf_weights import GgufWeights
 from kvik.models.safetensors_weights import SafetensorsWeights
 from kvik.spec import ModelSpec
-from kvik.spec.load import locate
+from kvik.spec.load import is_config, locate
 
 Shape = tuple[int, ...]
 
@@ -47,7 +47,7 @@ def load_weights(path: str | Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
     """
     found = locate(path)
     file: WeightFile
-    if found.suffix == ".json":
+    if is_config(found):
         file = SafetensorsWeights(found.parent, spec)
     else:
         file = GgufWeights(found, spec)

@@ -24,7 +24,7 @@ def locate(path: str | Path) -> Path:
     config = path / "config.json"
     if config.is_file() and any(path.glob("*.safetensors")):
         return config
-    models = sorted(path.glob("*.gguf"))
+    models = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
     if len(models) == 1:
         return models[0]
     if models:
@@ -35,11 +35,16 @@ def locate(path: str | Path) -> Path:
     raise SpecError(f"{path}: holds neither a config.json nor a .gguf file")
 
 
+def is_config(found: Path) -> bool:
+    """Whether what :func:`locate` found is a config.json; everything else is read as a GGUF."""
+    return found.suffix.lower() == ".json"
+
+
 def load_spec(path: str | Path) -> ModelSpec:
     """ModelSpec of a .gguf file, a config.json, or a folder with one; SpecError on any fault."""
     try:
         found = locate(path)
-        return spec_from_config(found) if found.suffix == ".json" else spec_from_gguf(found)
+        return spec_from_config(found) if is_config(found) else spec_from_gguf(found)
     except (ValueError, OSError) as error:
         # The dataclasses refuse what does not fit together (heads, rotary dimension).
         raise SpecError(f"{path}: {error}") from error
