@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -11,6 +13,7 @@ import pytest
 
 from kvik.cli import guarded
 from kvik.errors import KvikError
+from kvik.evaluate import text
 
 from .conftest import Call
 
@@ -169,3 +172,35 @@ def test_help_shows_examples_and_json(kvik: Call, verb: tuple[str, ...]) -> None
 
 def test_no_verb_shows_help(kvik: Call) -> None:
     assert kvik() == kvik("--help")
+
+
+def test_a_prompt_without_end_is_refused(
+    kvik: Call, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "MAX_BYTES", 1 << 20)
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * ((1 << 20) + 1))
+    model = str(tiny_model)
+    for done in (
+        kvik("run", model, "--file", str(large)),
+        kvik("run", model, stdin=large.read_bytes()),
+        kvik("compare", model, "--kv", "int8", "--text", str(large)),
+    ):
+        assert (done.status, done.out) == (2, "")
+        assert "too large: at most 1 MiB" in done.line
+
+
+@pytest.mark.parametrize("option", [("run", "--file"), ("compare", "--kv", "int8", "--text")])
+def test_a_device_is_no_text(kvik: Call, tiny_model: Path, option: tuple[str, ...]) -> None:
+    verb, *rest = option
+    done = kvik(verb, str(tiny_model), *rest, "/dev/zero")
+    assert done.status == 2
+    assert "not a regular file" in done.line
+
+
+def test_a_pipe_may_stand_for_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("hello",))
+    writer.start()
+    assert text.read_text(tmp_path / "pipe") == "hello"
+    writer.join()

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from kvik.errors import KvikError
-from kvik.evaluate.text import decode_text, read_text
+from kvik.evaluate.text import decode_text, read_bounded, read_text
 
 
 def read_prompt(argument: str | None, file: str | None) -> str | None:
     """The prompt; None where a person sits at the terminal and gave none.
 
-    Raises KvikError on an empty prompt, on two of them, and on bytes that are not UTF-8.
+    Raises KvikError on an empty prompt, on two of them, on one too large, and on bytes that are not UTF-8.
     """
     if argument is not None and file is not None:
         raise KvikError("a prompt and --file were both given: give one of them")
@@ -28,7 +28,7 @@ def read_prompt(argument: str | None, file: str | None) -> str | None:
         return None
     else:
         source = "standard input"
-        text = decode_text(sys.stdin.buffer.read(), source)
+        text = decode_text(read_bounded(sys.stdin.buffer, source), source)
     if not text.strip():
         raise KvikError(f"{source} is empty: give some text to answer or to continue")
     return text

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from kvik.errors import KvikError
+
+MAX_BYTES = 64 << 20
 
 
 def library_text() -> str:
@@ -18,7 +23,12 @@ def library_text() -> str:
 def read_text(path: str | Path) -> str:
     """The UTF-8 text of a file; raises KvikError in one line for anything else."""
     try:
-        data = Path(path).read_bytes()
+        mode = os.stat(path).st_mode
+        # A pipe may stand for a file, as in --file <(command); a device may have no end.
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISDIR(mode)):
+            raise KvikError(f"{path} is not a regular file: give a file with text in it")
+        with Path(path).open("rb") as file:
+            data = read_bounded(file, str(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise KvikError(f"cannot read {path}: {reason or error}") from None
@@ -26,6 +36,14 @@ def read_text(path: str | Path) -> str:
     if not text.strip():
         raise KvikError(f"{path} is empty: give a file with text in it")
     return text
+
+
+def read_bounded(stream: BinaryIO, what: str) -> bytes:
+    """All bytes of ``stream``; KvikError as soon as there are more than ``MAX_BYTES``."""
+    data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise KvikError(f"{what} is too large: at most {MAX_BYTES >> 20} MiB of text are read")
+    return data
 
 
 def decode_text(data: bytes, what: str) -> str:

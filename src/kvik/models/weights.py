@@ -47,10 +47,7 @@ def load_weights(path: str | Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
     """
     found = locate(path)
     file: WeightFile
-    if is_config(found):
-        file = SafetensorsWeights(found.parent, spec)
-    else:
-        file = GgufWeights(found, spec)
+    file = SafetensorsWeights(found.parent, spec) if is_config(found) else GgufWeights(found, spec)
     wanted = expected_shapes(spec)
     _check(str(found), file, wanted)
     return {name: file.read(name) for name in wanted}
