@@ -1,7 +1,7 @@
 """The command ``kvik``: parses, calls one public function per verb, turns errors into one line.
 
 Nothing heavy is imported before a verb needs it. Exit status: 0 done, 1 failed, 2 bad input,
-130 interrupted.
+130 interrupted, 143 terminated (129 when the terminal went away).
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -157,7 +159,21 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores a hang-up
+            signal.signal(number, _terminate)
     sys.exit(guarded(cli, sys.argv[1:]))
+
+
+class Terminated(BaseException):
+    """A signal asked the process to end; not an Exception, as KeyboardInterrupt is none."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # Signals often come twice, to the process and to its group: cleaning up goes on undisturbed.
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Terminated(number)
 
 
 def guarded(command: click.Command, args: Sequence[str]) -> int:
@@ -172,6 +188,8 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
         return _tell(error.format_message(), 2)
     except (KeyboardInterrupt, click.Abort):
         return _tell("interrupted", 130)
+    except Terminated as error:
+        return _tell("terminated", 128 + int(error.args[0]))
     except BrokenPipeError:
         # The reader went away. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""An interrupted comparison leaves no process, no file and no folder."""
+"""An interrupted or terminated comparison leaves no process, no file and no folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ import pytest
 
 
 @pytest.mark.slow
-def test_interrupted_comparison_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_interrupted_comparison_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, status: int, word: str
+) -> None:
     temporary, out = tmp_path / "tmp", tmp_path / "out"
     temporary.mkdir()
     command = f"compare {tiny_model} --kv none --context 2000 --out {out}"
@@ -28,11 +34,11 @@ def test_interrupted_comparison_leaves_nothing(tiny_model: Path, tmp_path: Path)
     while not (workers := psutil.Process(process.pid).children()):
         assert time.monotonic() < end
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in err
-    assert err.strip().endswith("kvik: interrupted")
+    assert err.strip().endswith(f"kvik: {word}")
     assert not any(worker.is_running() for worker in workers)
     assert list(temporary.iterdir()) == []
     assert not out.exists()
