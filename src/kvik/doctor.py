@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "jinja2", "t
 
 
 def examine() -> dict[str, Any]:
-    """The facts, ready for JSON; imports nothing heavy."""
+    """The facts, ready for JSON; asks torch, where it is installed, how many threads it uses."""
     return {
         "kvik": __version__,
         "commit": commit(),
@@ -31,14 +31,15 @@ def examine() -> dict[str, Any]:
             "present": psutil.cpu_count(),
             "affinity": machine.affinity(),
             "cgroup_quota": machine.cgroup_quota(),
-            "used": machine.usable_cores(),
+            "usable": machine.usable_cores(),
+            "used": machine.threads(),
         },
         "instruction_sets": machine.instruction_sets(),
         "memory": {
             "limit_bytes": machine.memory_limit(),
             "available_bytes": machine.available_memory(),
         },
-        "backend": "reference",
+        "backend": "reference" if version_of("torch") else None,
         "models": {"folder": str(sources.folder()), "present": sources.present()},
     }
 
@@ -56,11 +57,14 @@ def show(facts: dict[str, Any]) -> None:
         "packages": ", ".join(f"{n} {v}" for n, v in facts["packages"].items() if v),
         "missing": ", ".join(missing),
         "processor": facts["cpu"],
-        "cores": f"{cores['used']} used; affinity {cores['affinity']}, cgroup quota {quota}",
+        "cores": f"{cores['used']} used of {cores['usable']} usable; "
+        f"affinity {cores['affinity']}, cgroup quota {quota}",
         "instruction sets": " ".join(facts["instruction_sets"]) or "none known",
         "memory": f"{human_bytes(memory['available_bytes'])} free "
         f"of {human_bytes(memory['limit_bytes'])}",
-        "backend": f"{facts['backend']} (plain torch)",
+        "backend": f"{facts['backend']} (plain torch)"
+        if facts["backend"]
+        else "none: torch is not installed (pip install 'kvik[run]')",
         "models": f"{facts['models']['folder']}: {', '.join(present) or 'none yet'}",
     }
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""The machine we run on: what doctor prints and a comparison records. Linux first, no torch."""
+"""The machine we run on: what doctor prints and a comparison records. Linux first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+
+from kvik import env
 
 # In the order in which a kernel would prefer them.
 _FLAGS = ("avx512_vnni", "avx512f", "avx_vnni", "avx2", "fma", "f16c", "i8mm", "asimddp", "asimd")
@@ -64,6 +66,18 @@ def usable_cores() -> int:
     quota = cgroup_quota()
     cores = affinity()
     return max(1, min(cores, round(quota))) if quota is not None else cores
+
+
+def threads() -> int:
+    """Threads that kvik computes with: the usable cores, or fewer where torch is set to fewer.
+
+    Torch takes OMP_NUM_THREADS and the like into account; without torch we read it ourselves.
+    """
+    try:
+        import torch
+    except ImportError:
+        return min(env.omp_threads() or usable_cores(), usable_cores())
+    return min(torch.get_num_threads(), usable_cores())
 
 
 def memory_limit() -> int:

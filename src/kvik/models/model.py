@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvik.errors import ModelError
-from kvik.machine import usable_cores
+from kvik.machine import threads
 from kvik.models.decoder import Decoder
 from kvik.models.parts import StepCache
 from kvik.spec import ModelSpec, load_spec
@@ -68,6 +68,6 @@ def load_model(name_or_path: str | Path) -> Model:
     path = resolve(str(name_or_path))
     spec = load_spec(path)
     decoder = Decoder.from_weights(spec, load_weights(path, spec))
-    torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
+    torch.set_num_threads(threads())
     name = spec.name if Path(name_or_path).exists() else str(name_or_path)
     return Model(name, spec, decoder, path)
