@@ -142,9 +142,12 @@ def test_chat_keeps_its_history_and_survives_an_interrupt(tiny_model: Path) -> N
     # The second turn feeds the end of the first answer and the new message, not the history.
     first, second = [line for line in chat.screen.splitlines() if "new tokens; KV" in line]
     assert int(second.split(" prompt")[0].split("[")[1]) <= int(first.split(" prompt")[0][1:]) + 15
+    chat.type("/foo bar\n")
+    chat.wait_for("/foo is no command: /exit leaves, /reset forgets, /help lists")
     chat.type("/reset\n")
     chat.type("/exit\n")
     assert chat.status() == 0
+    assert chat.screen.count("new tokens; KV") == 2
     assert "Traceback" not in chat.screen
 
 

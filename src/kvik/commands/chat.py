@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvik.models import Model
 
 CHAT_HELP = "/exit leaves, /reset forgets, /help lists; Ctrl-C stops an answer, Ctrl-D leaves"
+SPACE = "a message that starts with / needs a space before it"
 # An endless chat needs a cache that stops growing; its positions are bounded by this.
 ENDLESS = 1 << 20
 
@@ -30,10 +31,14 @@ def chat(model: Model, spell: Spell, options: RunOptions, sampling: Sampling) ->
     conversation = Conversation(session, model.tokenizer, spell, system=options.system)
     click.echo(f"{options.model} with {session.recipe}. {CHAT_HELP}.", err=True)
     for line in _lines():
-        if line == "/reset":
+        command = line.rstrip()
+        if command == "/reset":
             conversation.reset()
-        elif line == "/help":
+        elif command == "/help":
             click.echo(CHAT_HELP, err=True)
+        elif command.startswith("/"):
+            name = command.split()[0]
+            click.echo(f"kvik: {name} is no command: {CHAT_HELP}; {SPACE}", err=True)
         elif line.strip():
             turn(session, conversation, line, options, sampling)
 
@@ -100,6 +105,6 @@ def _lines() -> Iterator[str]:
         except UnicodeDecodeError:
             warn("that line is not UTF-8 text; it was left out")
             continue
-        if line.strip() == "/exit":
+        if line.rstrip() == "/exit":
             return
         yield line
