@@ -25,7 +25,16 @@ _MODEL = click.argument("model")
 
 
 class _Help(click.Command):
-    """A command whose epilog keeps its line breaks, for examples."""
+    """A command whose epilog keeps its line breaks, for examples, and that loses no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, but an option given twice is refused: click would keep the last."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for param in self.params:
+            single = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+            if single and order.count(param) > 1:
+                raise click.UsageError(f"{param.opts[0]} is given more than once", ctx)
+        return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.epilog:
@@ -95,7 +104,9 @@ def models_get(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--max-new", default=256, show_default=True, type=click.IntRange(1))
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0))
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0: all.")
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0))
+@click.option(
+    "--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0, min_open=True)
+)
 @click.option("--min-p", default=0.0, show_default=True, type=click.FloatRange(0.0, 1.0))
 @click.option(
     "--repetition-penalty",
@@ -103,7 +114,7 @@ def models_get(names: tuple[str, ...], as_json: bool) -> None:
     show_default=True,
     type=click.FloatRange(0.0, min_open=True),
 )
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**64 - 1))
 @click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
 @_JSON
 def run(model: str, prompt: str | None, as_json: bool, **options: Any) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from kvik.cli import guarded
-from kvik.errors import KvikError
+from kvik.engine import session
+from kvik.errors import KvikError, ModelError
 from kvik.evaluate import text
+from kvik.evaluate.compare import prepare
+from kvik.models import sources
 
 from .conftest import Call
 
@@ -35,6 +40,9 @@ RUN = ("run", "MODEL", "hello", "--max-new", "1")
         (("run", "MODEL", "hi", "--max-new", "0"), ["--max-new"]),
         (("run", "MODEL", "hi", "--temperature", "nan"), ["temperature"]),
         (("run", "MODEL", "hi", "--top-p", "2"), ["--top-p"]),
+        (("run", "MODEL", "hi", "--top-p", "0.0"), ["--top-p", "0.0<x<=1.0"]),
+        (("run", "MODEL", "hi", "--kv", "int8", "--kv", "int4"), ["--kv is given more than once"]),
+        (("compare", "MODEL", "--kv", "int8", "--out", "a", "--out", "b"), ["--out is given more"]),
         (("run", "MODEL", "hi", "--seed", "-1"), ["seed"]),
         (("run", "smollm2-135n", "hi"), ["smollm2-135m"]),
         (("run", "missing.gguf", "hi"), ["missing.gguf"]),
@@ -204,3 +212,97 @@ def test_a_pipe_may_stand_for_a_file(tmp_path: Path) -> None:
     writer.start()
     assert text.read_text(tmp_path / "pipe") == "hello"
     writer.join()
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (("run", "MODEL", "hi", "--kv", "int9"), "int9"),
+        (("run", "MODEL", "hi", "--kv", "int8+int4"), "int4"),
+        (("run", "smollm2-135m", "hi", "--kv", "int9"), "int9"),
+        (("run", "nosuch", "hi"), "nosuch"),
+        (("compare", "MODEL", "--kv", "int9"), "int9"),
+        (("compare", "smollm2-135m", "--kv", "int9"), "int9"),
+        (("compare", "nosuch", "--kv", "int8"), "nosuch"),
+    ],
+)
+def test_recipes_and_names_are_judged_without_torch(
+    tiny_model: Path, tmp_path: Path, args: tuple[str, ...], word: str
+) -> None:
+    # As it is with the base dependencies alone: none of these can be imported.
+    extra = ("torch", "gguf", "huggingface_hub", "jinja2", "matplotlib", "safetensors")
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({(*extra, "threadpoolctl", "tokenizers")!r}))
+from kvik.cli import main
+main()
+"""
+    words = [str(tiny_model) if arg == "MODEL" else arg for arg in args]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, "KVIK_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "not installed" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_output_folder(kvik: Call, tiny_model: Path) -> None:
+    done = kvik("compare", str(tiny_model), "--kv", "int8", "--out", "")
+    assert done.status == 2
+    assert "--out is empty" in done.line
+
+
+def test_comparison_that_does_not_fit_is_said_before_it_starts(
+    kvik: Call, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--kv", "int8", "--kv", "fp16", "--kv", "sinks:4+window:60", "--context", "600")
+    monkeypatch.setattr(session, "available_memory", lambda: 200_000)
+    done = kvik("compare", str(tiny_model), *options)
+    assert (done.status, done.out) == (2, "")
+    assert [word in done.line for word in ("fp32", "fp16", "window")] == [True, True, False]
+
+
+def test_comparison_without_room_for_its_logits(
+    kvik: Call, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=9))
+    done = kvik("compare", str(tiny_model), "--kv", "int8", "--context", "64")
+    assert done.status == 2
+    assert "are free: take fewer --offsets" in done.line
+
+
+def test_a_number_of_thousands_of_digits(kvik: Call, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": ' + "9" * 5000 + "}")
+    done = kvik("run", str(tmp_path), "hi")
+    assert done.status == 2
+    assert "config.json: holds a number with too many digits" in done.line
+    assert "sys." not in done.line
+
+
+def test_a_comparison_tells_of_its_download(
+    kvik: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(model: sources.BuiltIn, target: Path, progress: sources.Progress) -> None:
+        progress(f"fetching {model.name}", 0, model.size)
+        raise ModelError("no network")
+
+    monkeypatch.setenv("KVIK_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "fetch", fetch)
+    done = kvik("compare", "smollm2-135m", "--kv", "int8")
+    assert done.err.splitlines() == ["fetching smollm2-135m", "kvik: no network"]
+
+
+def test_warnings_name_the_model_as_it_was_typed(
+    kvik: Call, tiny_base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_base_model.parent)
+    done = kvik("run", "base", "x" * 250, "--max-new", "8")
+    assert done.err.splitlines()[0].endswith("are beyond the 256 that base was trained on")
+    prepared = prepare("base", ["int8"], context=64)
+    assert prepared.warnings[0].endswith("are beyond the 256 that base was trained on")

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from kvik.commands.progress import fetch_progress
+from kvik.errors import KvikError
 from kvik.evaluate.compare import prepare, run
 from kvik.evaluate.files import check_writable, write_atomic
 from kvik.evaluate.report import render
@@ -27,12 +28,16 @@ def compare_recipes(
     as_json: bool,
 ) -> int:
     """Returns 1 when a recipe failed, else 0; raises KvikError before anything runs."""
+    if out == "":
+        raise KvikError("--out is empty: give the name of a folder, or leave it out")
     folder = None if out is None else Path(out)
     if folder is not None:
         check_writable(folder)
     errors = Console(stderr=True)
-    with fetch_progress(errors):
-        prepared = prepare(model, recipes, context=context, text=text, offsets=offsets)
+    with fetch_progress(errors) as report:
+        prepared = prepare(
+            model, recipes, context=context, text=text, offsets=offsets, fetching=report
+        )
     for warning in prepared.warnings:
         click.echo(f"kvik: warning: {warning}", err=True)
     with Bars(errors) as bars:

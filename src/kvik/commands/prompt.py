@@ -12,7 +12,8 @@ from kvik.evaluate.text import decode_text, read_bounded, read_text
 def read_prompt(argument: str | None, file: str | None) -> str | None:
     """The prompt; None where a person sits at the terminal and gave none.
 
-    Raises KvikError on an empty prompt, on two of them, on one too large, and on bytes that are not UTF-8.
+    Raises KvikError on an empty prompt, on two of them, on one too large, and on bytes
+    that are not UTF-8.
     """
     if argument is not None and file is not None:
         raise KvikError("a prompt and --file were both given: give one of them")

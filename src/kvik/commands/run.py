@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from kvik.commands.progress import fetch_progress
 from kvik.commands.prompt import read_prompt
 from kvik.engine.conversation import Spell, chat_spelling, plain_spelling
 from kvik.errors import KvikError, RecipeError
+from kvik.recipe import Recipe
 
 if TYPE_CHECKING:
     from kvik.engine.sampler import Sampling
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 
 def run_model(options: RunOptions) -> None:
     """Answer a prompt, or chat; raises KvikError in one line where that cannot be."""
+    from kvik.models import sources
+
+    # All that can be said without torch, whose import takes seconds, is said before it.
+    recipe = Recipe.parse(options.recipe)
+    path = sources.local(options.model)
+    if path is not None:
+        check(recipe, path, options)
+    if not all(options.stop):
+        raise KvikError("--stop is empty: give the text to stop before, or leave it out")
+    prompt = read_prompt(options.prompt, options.file)
+    if prompt is None and options.as_json:
+        raise KvikError("--json needs a prompt: a chat is for people")
     from kvik.engine.sampler import Sampling
 
     sampling = Sampling(
@@ -31,12 +45,7 @@ def run_model(options: RunOptions) -> None:
         options.repetition_penalty,
         options.seed,
     )
-    if not all(options.stop):
-        raise KvikError("--stop is empty: give the text to stop before, or leave it out")
-    prompt = read_prompt(options.prompt, options.file)
-    if prompt is None and options.as_json:
-        raise KvikError("--json needs a prompt: a chat is for people")
-    model = load(options)
+    model = load(recipe, options)
     spell = spelling(model, options)
     if prompt is None:
         from kvik.commands.chat import chat
@@ -46,20 +55,24 @@ def run_model(options: RunOptions) -> None:
         answer_once(model, spell, prompt, options, sampling)
 
 
-def load(options: RunOptions) -> Model:
+def load(recipe: Recipe, options: RunOptions) -> Model:
     """The model; the recipe is checked against its description before the weights are read."""
     from kvik.models import load_model, sources
-    from kvik.recipe import Recipe
-    from kvik.spec import load_spec
 
-    recipe = Recipe.parse(options.recipe)
     with fetch_progress(Console(stderr=True)) as report:
         path = sources.resolve(options.model, report)
+    check(recipe, path, options)
+    return load_model(path)
+
+
+def check(recipe: Recipe, path: Path, options: RunOptions) -> None:
+    """RecipeError where the recipe cannot work with the model at ``path``."""
+    from kvik.spec import load_spec
+
     try:
         recipe.resolve(load_spec(path))
     except RecipeError as error:
         raise RecipeError(*(f"{options.recipe!r}: {reason}" for reason in error.reasons)) from None
-    return load_model(path)
 
 
 def spelling(model: Model, options: RunOptions) -> Spell:
@@ -82,7 +95,7 @@ def answer_once(
     if room > model.spec.context:
         warn(
             f"{len(ids):,} prompt and {options.max_new:,} new tokens are beyond the "
-            f"{model.spec.context:,} that {model.spec.name} was trained on"
+            f"{model.spec.context:,} that {options.model} was trained on"
         )
     session = Session(model, options.recipe, max_tokens=room)
     answer = Answer(len(ids))

@@ -6,22 +6,27 @@ The full fp32 cache runs first and leaves its logits; every recipe then runs in 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvik import machine
-from kvik.errors import KvikError, RecipeError
+from kvik.errors import CapacityError, KvikError, RecipeError
 from kvik.evaluate.needle import make_needles
 from kvik.evaluate.provenance import environment
 from kvik.evaluate.quality import SCORED, Window
 from kvik.evaluate.speed import STEPS
 from kvik.evaluate.text import library_text, read_text, windows
-from kvik.evaluate.worker import Task
+from kvik.evaluate.worker import Task, session_tokens
+from kvik.models.sources import Progress as Fetching
+
+if TYPE_CHECKING:
+    from kvik.spec import ModelSpec
 
 REFERENCE = "fp32"
 FIGURES = (
@@ -74,18 +79,22 @@ def prepare(
     context: int = DEFAULT_CONTEXT,
     text: str | Path | None = None,
     offsets: int = 1,
+    fetching: Fetching | None = None,
 ) -> Prepared:
-    """Check the recipes, the text and the model; raises KvikError before anything runs.
+    """Check the recipes, the text, the model and the room; raises KvikError before anything runs.
 
-    Bad recipes are listed together, each with its reason.
+    Bad recipes are listed together, each with its reason, and so are those whose cache does not
+    fit in memory. ``fetching`` hears of the download of a model that is not here.
     """
     if context < 1 or offsets < 1:
         raise KvikError("--context and --offsets must be at least 1")
-    from kvik.models.sources import resolve
+    from kvik.models import sources
     from kvik.spec import load_spec
 
     prose = library_text() if text is None else read_text(text)
-    path = resolve(model)
+    if sources.local(model) is None:
+        resolved(recipes, None)
+    path = sources.resolve(model, fetching)
     spec = load_spec(path)
     names = resolved(recipes, spec)
     from kvik.evaluate.prompts import chat_prompt
@@ -94,10 +103,12 @@ def prepare(
     tokenizer = Tokenizer.from_path(path)
     length = Window.length(context)
     cut = _windows(tokenizer, prose, length, offsets, "the text" if text is None else str(text))
+    check_memory(names, spec, session_tokens(context))
+    check_disk(SCORED * spec.vocab * 4 * offsets)
     warnings = []
     if length > spec.context:
         warnings.append(
-            f"{length:,} tokens are beyond the {spec.context:,} that {spec.name} was trained on"
+            f"{length:,} tokens are beyond the {spec.context:,} that {model} was trained on"
         )
     try:
         made = make_needles(tokenizer, library_text(), context, chat=chat_prompt(tokenizer))
@@ -108,8 +119,11 @@ def prepare(
     return Prepared(model, path, names, context, cut, needles, tuple(warnings))
 
 
-def resolved(recipes: Sequence[str], spec: Any) -> tuple[str, ...]:
-    """Canonical recipes without repetitions; one RecipeError with the reasons of all bad ones."""
+def resolved(recipes: Sequence[str], spec: ModelSpec | None) -> tuple[str, ...]:
+    """Canonical recipes without repetitions; one RecipeError with the reasons of all bad ones.
+
+    Without a ``spec``, which is what a model has once it is fetched, they are only parsed.
+    """
     from kvik.recipe import Recipe
 
     names: dict[str, None] = {}
@@ -117,13 +131,44 @@ def resolved(recipes: Sequence[str], spec: Any) -> tuple[str, ...]:
     for text in recipes:
         try:
             recipe = Recipe.parse(text)
-            recipe.resolve(spec)
+            if spec is not None:
+                recipe.resolve(spec)
             names[str(recipe)] = None
         except RecipeError as error:
             reasons += [f"{text!r}: {reason}" for reason in error.reasons]
     if reasons:
         raise RecipeError(*reasons)
     return tuple(names)
+
+
+def check_memory(recipes: Sequence[str], spec: ModelSpec, tokens: int) -> None:
+    """CapacityError that lists every recipe, the reference too, whose cache does not fit."""
+    from kvik.engine.session import check_fits
+    from kvik.recipe import Recipe
+
+    reasons = []
+    for name in dict.fromkeys((REFERENCE, *recipes)):
+        try:
+            check_fits(Recipe.parse(name).resolve(spec), tokens)
+        except CapacityError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise CapacityError("; ".join(reasons))
+
+
+def check_disk(need: int) -> None:
+    """CapacityError unless the temporary folder has ``need`` bytes for the reference's logits."""
+    try:
+        folder = tempfile.gettempdir()
+        have = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise CapacityError(f"there is no temporary folder ({error}): set TMPDIR") from None
+    if need > have:
+        raise CapacityError(
+            f"the logits of the full cache need {machine.human_bytes(need)} in {folder} and "
+            f"{machine.human_bytes(have)} are free: take fewer --offsets, or set TMPDIR to a "
+            "larger folder"
+        )
 
 
 def _windows(tokenizer: Any, prose: str, length: int, count: int, what: str) -> list[list[int]]:
@@ -146,7 +191,7 @@ def run(
 
     A recipe that fails is reported with its ``error`` and null figures; the others go on.
     """
-    threads = threads or machine.usable_cores()
+    threads = threads or machine.threads()
     launch = launch or in_process_of_its_own
     import numpy as np
 

@@ -36,13 +36,13 @@ class Task:
     needles: list[tuple[list[int], str]]
     threads: int
 
-    @property
-    def decode_room(self) -> int:
-        """Tokens that a session needs beyond the context for any of the measurements."""
-        from kvik.evaluate.quality import SCORED
-        from kvik.evaluate.speed import STEPS
 
-        return max(SCORED, STEPS) + 2
+def session_tokens(context: int) -> int:
+    """Tokens that a session needs room for: the context and any of the measurements after it."""
+    from kvik.evaluate.quality import SCORED
+    from kvik.evaluate.speed import STEPS
+
+    return context + max(SCORED, STEPS) + 2
 
 
 def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
 
     model = load_model(task.model)
     torch.set_num_threads(task.threads)
-    room = task.context + task.decode_room
+    room = session_tokens(task.context)
     result: dict[str, Any] = {"recipe": task.recipe}
     rows = []
     for index, ids in enumerate(np.load(task.windows).tolist()):

@@ -23,7 +23,7 @@ from kvik.models.catalog import BUILTIN, BuiltIn
 from kvik.models.fetch import Progress, fetch
 from kvik.models.hub import snapshot
 
-__all__ = ["BUILTIN", "BuiltIn", "Progress", "folder", "get", "present", "resolve"]
+__all__ = ["BUILTIN", "BuiltIn", "Progress", "folder", "get", "local", "present", "resolve"]
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -54,6 +54,18 @@ def resolve(name_or_path: str | Path, progress: Progress | None = None) -> Path:
     text = os.fspath(name_or_path)
     if text.lower() in BUILTIN:
         return get(text, progress)
+    return local(text) or snapshot(text)
+
+
+def local(name_or_path: str | Path) -> Path | None:
+    """What ``resolve`` would give, where it is here; None for what has to be fetched.
+
+    ModelError for what is neither here nor the name of something that can be fetched.
+    """
+    text = os.fspath(name_or_path)
+    if model := BUILTIN.get(text.lower()):
+        target = folder() / model.file
+        return target if _stamped(model, target) else None
     if not text:
         raise _unknown(text)
     try:
@@ -62,10 +74,12 @@ def resolve(name_or_path: str | Path, progress: Progress | None = None) -> Path:
             return path
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{text[:80]}: cannot be read ({error})") from error
-    if path.suffix in (".gguf", ".json", ".safetensors") or text.startswith((".", "/", "~")):
+    if path.suffix.lower() in (".gguf", ".json", ".safetensors") or text.startswith(
+        (".", "/", "~")
+    ):
         raise ModelError(f"{text}: no such file or folder")
     if REPO_ID.fullmatch(text):
-        return snapshot(text)
+        return None
     raise _unknown(text)
 
 

@@ -27,8 +27,11 @@ def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
         value = json.loads(data)
     except RecursionError as error:
         raise SpecError(f"{path}: nested too deeply") from error
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not JSON ({error})") from error
+    except ValueError as error:
+        # Python bounds the digits of an integer; what it says of that is for programmers.
+        raise SpecError(f"{path}: holds a number with too many digits") from error
     if not isinstance(value, dict):
         raise SpecError(f"{path}: holds no JSON object")
     return value
