@@ -159,10 +159,13 @@ def test_all_reasons_come_at_once() -> None:
         "chunked attention layers cannot be run yet; use a model without them",
         "'int4' and 'int8:group=48' all set the codec of a layer; keep one of them",
         "'page:7' and 'page:9' all set the page size of a layer; keep one of them",
+        "int8:group=48: groups of 48 do not divide a head dim of 64; "
+        "write group=N with N a divisor of 64",
         "'vague' must derive from Positional or Evicting",
         "'sinks:1' alone keeps nothing of the present; add window:N",
     }
     assert len(reasons("int8@99+int4@-99+fp16@0-30")) == 3
+    assert len(reasons("int8:group=48@99+int4:group=5@0+int4")) == 2
     assert len(said) == len(set(said))
 
 
@@ -182,6 +185,12 @@ def test_scoped_stages_replace_the_others() -> None:
     assert kept == [Kept(100, 4, True)] * 2 + [Kept(50)] + [Kept(100, 4, True)] * 27
     assert plan.groups_of_layer[3][0].tokens == 16
     assert plan.groups_of_layer[4][0].tokens == 32
+
+
+def test_a_replaced_stage_is_not_checked() -> None:
+    """What cannot work on a layer may stand in a recipe that uses something else there."""
+    assert resolve("int8/int4+int8@0", model(LATENT, FULL)).groups
+    assert resolve("int4:group=48+fp16@0", model(FULL, replace(FULL, k_dim=96, v_dim=96))).groups
 
 
 def test_two_scoped_stages_on_one_layer_are_too_many() -> None:

@@ -57,7 +57,8 @@ def _parse_placed(text: str, piece: str, at: int) -> Placed:
     if len(stages) == 1:
         return stages[0], scope
     if len(stages) > 2:
-        _fail(text, at, "a pair has one codec for K and one for V: write int8/int4")
+        third = at + len("/".join(halves[:2])) + 1
+        _fail(text, third, "a pair has one codec for K and one for V: write int8/int4")
     k, v = stages
     if not (isinstance(k, Codec) and isinstance(v, Codec)):
         _fail(text, at, "only codecs come in pairs of K and V, such as int8/int4")
@@ -70,7 +71,7 @@ def _parse_stage(text: str, piece: str, at: int) -> Stage:
     if not name:
         _fail(text, at, "a stage name is missing here")
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.5)
+        near = difflib.get_close_matches(name.strip().lower(), known, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
         _fail(text, at, f"unknown stage {name!r}; {hint}")
     cls = known[name]
@@ -136,7 +137,8 @@ def _parse_value(kind: Any, value: str) -> Any:
         return _BOOL[value]
     if kind is int:
         if not _INT.match(value):
-            raise ValueError(f"{value!r} is no whole number")
+            large = value.isascii() and value.isdigit()
+            raise ValueError(f"{value!r} is {'too large' if large else 'no whole number'}")
         return int(value)
     if kind is float:
         if not _FLOAT.match(value):

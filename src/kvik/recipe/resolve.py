@@ -28,7 +28,10 @@ def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
     reasons: list[str] = []
     scoped = [(p, _layers(p, spec, reasons)) for p in recipe.stages]
     if reasons:
-        raise RecipeError(*reasons)
+        checks = (
+            r for (s, _), where in scoped if not where for y in spec.layers for r in s.check(y)
+        )
+        raise RecipeError(*dict.fromkeys([*reasons, *checks]))
     layers: list[LayerPlan | None] = []
     pages: dict[int, int] = {}
     for index, layer in enumerate(spec.layers):
@@ -87,7 +90,9 @@ def _names(stages: Iterable[Stage]) -> str:
 
 def _one(stages: list[Stage], what: str, reasons: list[str]) -> Stage | None:
     if len(stages) > 1:
-        reasons.append(f"{_names(stages)} all set the {what} of a layer; keep one of them")
+        names = _names(dict.fromkeys(stages))
+        verb = "all set" if " and " in names else "sets twice"
+        reasons.append(f"{names} {verb} the {what} of a layer; keep one of them")
     return stages[0] if stages else None
 
 
@@ -102,12 +107,17 @@ def _resolve_layer(
     page = _one(_pick(stages, Slot.LAYOUT), "page size", reasons)
     retention = _pick(stages, Slot.RETENTION)
     kept, evicting = _retention(layer, retention, reasons)
+    replaced = [s for s, _ in stages if s.slot == Slot.RETENTION and s not in retention]
+    if replaced and reasons:
+        reasons.append(
+            f"stages with @ replace those without, so {_names(replaced)} needs the same @"
+        )
     if not layer.caches_tokens:
         if reasons:
             raise RecipeError(*reasons)
         return None, 0
     assert isinstance(codec, Codec)
-    reasons += [r for s in (codec, *retention) for r in s.check(layer)]
+    reasons += [r for slot in Slot for s in _pick(stages, slot) for r in s.check(layer)]
     if not codec.stores and (retention or page):
         extra = _names([*retention, *([page] if page else [])])
         reasons.append(f"'none' stores nothing, so {extra} cannot apply; write one or the other")
