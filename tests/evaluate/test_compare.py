@@ -16,6 +16,7 @@ from kvik.engine.session import Session
 from kvik.errors import KvikError
 from kvik.evaluate import quality
 from kvik.evaluate.compare import FIGURES, in_process_of_its_own, prepare, run
+from kvik.evaluate.metrics import score
 from kvik.evaluate.needle import make_needles
 from kvik.evaluate.prompts import chat_prompt
 from kvik.evaluate.text import library_text
@@ -59,8 +60,14 @@ def test_chunks_equal_single_steps(tiny_model: Path, recipe: str) -> None:
 
     steps = Session(model, recipe, max_tokens=300)
     singles = [steps.feed([token])[0].numpy() for token in ids[:-1]][150:]
-    np.testing.assert_allclose(logits(32), singles, atol=1e-4)
-    np.testing.assert_allclose(logits(32), logits(1), atol=1e-4)
+    for ours in (singles, logits(1)):
+        if recipe == "int8":
+            # float32 products of one row and of many round differently and can tip a code over:
+            # the logits move by thousandths, what is measured does not.
+            targets = np.asarray(ids[151:])
+            assert score(logits(32), np.stack(ours), targets).kl.mean() < 1e-6
+        else:
+            np.testing.assert_allclose(logits(32), ours, atol=1e-4)
 
 
 def test_comparison_has_the_agreed_keys_and_exact_bytes(tiny_model: Path) -> None:

@@ -71,12 +71,17 @@ class Session:
     ) -> Tensor:
         """Appends tokens and returns the logits after the last or after all of them, float32.
 
-        Shape [1, vocab] or [n, vocab]. The result does not depend on ``chunk``. Either all
-        tokens are in the cache afterwards, or (on an error or an interrupt) the chunks that
-        finished: ``tokens`` tells.
+        Shape [1, vocab] or [n, vocab]. What a token sees does not depend on ``chunk``; torch's
+        float32 products round a little differently for other chunks, which quantized caches can
+        amplify (docs/how-it-works.md has the figures). Either all tokens are in the cache
+        afterwards, or (on an error or an interrupt) the chunks that finished: ``tokens`` tells.
         """
         if not tokens:
             raise KvikError("there are no tokens to feed")
+        if chunk < 1:
+            raise KvikError(f"a chunk has at least one token, not {chunk}")
+        if not all(isinstance(t, int) for t in tokens):
+            raise KvikError("tokens are whole numbers: the ids that the tokenizer gives")
         if len(self.tokens) + len(tokens) > self.max_tokens:
             raise CapacityError(
                 f"{len(self.tokens) + len(tokens)} tokens asked of a session for "

@@ -16,7 +16,7 @@ class Sinks(Positional):
     Sinks are scored at their distance inside the cache (``positions=original``: at their true
     distance). Stored codes never change: the query is rotated a second time instead.
     Use when: text goes on without end and only the recent part matters.
-    Cost: constant memory; a few bytes more than the window. Nothing outside it can be recalled.
+    Cost: constant memory, one page more than the window alone. Nothing outside can be recalled.
     Source: StreamingLLM (arXiv 2309.17453).
     """
 
