@@ -321,7 +321,7 @@ VALUES = st.one_of(
 FIELDS = sorted(LLAMA | GEMMA | {"rope_scaling": 0, "rope_parameters": 0, "layer_types": 0})
 
 
-@settings(max_examples=300, deadline=5000)
+@settings(max_examples=300, deadline=1000)
 @given(
     base=st.sampled_from([LLAMA, GEMMA]),
     changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3),

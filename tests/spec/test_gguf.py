@@ -220,7 +220,7 @@ def test_a_cut_at_any_byte_is_refused(small_gguf: Path, tmp_path: Path):
             read_header(path)
 
 
-@settings(max_examples=400, deadline=5000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=1000, suppress_health_check=list(HealthCheck))
 @given(
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6),
     cut=st.one_of(st.none(), st.integers(0, 1 << 20)),
@@ -241,7 +241,7 @@ def test_damaged_headers_end_in_a_spec_error_or_a_sound_header(
     assert all(t.offset + t.nbytes <= size for t in header.tensors.values())
 
 
-@settings(max_examples=200, deadline=5000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=1000, suppress_health_check=list(HealthCheck))
 @given(body=st.binary(max_size=400), counts=st.tuples(st.integers(0, 3), st.integers(0, 3)))
 def test_arbitrary_bytes_after_the_magic_end_in_a_spec_error(
     tmp_path: Path, body: bytes, counts: tuple[int, int]

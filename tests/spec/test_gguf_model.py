@@ -199,7 +199,7 @@ def test_reading_a_spec_imports_no_torch(make: Make):
     subprocess.run([sys.executable, "-c", code, str(make())], check=True)
 
 
-@settings(max_examples=300, deadline=5000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=1000, suppress_health_check=list(HealthCheck))
 @given(
     arch=st.sampled_from(["llama", "gemma3"]),
     flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), min_size=1, max_size=4),
