@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from torch import Tensor
 from kvik.errors import ModelError
 from kvik.machine import threads
 from kvik.models.decoder import Decoder
+from kvik.models.identity import Origin, identity, weight_files
 from kvik.models.parts import StepCache
 from kvik.spec import ModelSpec, load_spec
 
@@ -28,12 +29,21 @@ class Model:
     spec: ModelSpec
     decoder: Decoder
     path: Path | None = None
+    origin: Origin | None = field(default=None, repr=False, compare=False)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
     ) -> Tensor:
         """Logits of a flat ragged batch; see ``Decoder.forward``."""
         return self.decoder.forward(tokens, positions, cache, rows)
+
+    @cached_property
+    def identity(self) -> bytes:
+        """32 bytes that differ between models that give a token other K and V.
+
+        Covers the description, the weights' content and the dtype; not names and paths.
+        """
+        return identity(self.spec, self.decoder, self.origin)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -66,8 +76,8 @@ def load_model(name_or_path: str | Path) -> Model:
     from kvik.models.weights import load_weights
 
     path = resolve(str(name_or_path))
-    spec = load_spec(path)
+    spec, files = load_spec(path), weight_files(path)
     decoder = Decoder.from_weights(spec, load_weights(path, spec))
     torch.set_num_threads(threads())
     name = spec.name if Path(name_or_path).exists() else str(name_or_path)
-    return Model(name, spec, decoder, path)
+    return Model(name, spec, decoder, path, Origin(files, decoder))

@@ -43,7 +43,7 @@ class SafetensorsWeights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Any] = {}
         try:
-            for file in _shards(folder):
+            for file in shards(folder):
                 self._add(file)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file}: cannot be read ({error}): fetch it again") from error
@@ -95,7 +95,8 @@ class SafetensorsWeights:
         return values
 
 
-def _shards(folder: Path) -> Iterable[Path]:
+def shards(folder: Path) -> Iterable[Path]:
+    """The files that hold a folder's weights; ModelError when there are none, or not all."""
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
