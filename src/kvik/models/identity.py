@@ -102,7 +102,7 @@ def _of_tensors(decoder: Decoder) -> bytes:
     for tensor in _tensors(decoder):
         hasher.update(f"{tensor.dtype} {list(tensor.shape)}\0".encode())
         values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        hasher.update(memoryview(values.numpy()))
+        hasher.update(values.numpy().data)
     return hasher.digest()
 
 
