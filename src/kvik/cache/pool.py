@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from kvik.cache.ledger import Ids, Ledger
+from kvik.cache.memory import Memory
 from kvik.errors import CapacityError
 from kvik.recipe.layout import ALIGN
 
-Ids = NDArray[np.int32]
+__all__ = ["Ids", "PagePool", "PoolStats", "choose_slab"]
+
 MAX_STRANDED = 0.02
 MAX_BYTES = 2**31 * ALIGN  # what page ids of 32 bits can address
 
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Bytes of a pool: ``used`` in live pages, ``stranded`` at ends of slabs in use; else free."""
+    """Bytes of a pool, each counted once.
+
+    ``used``: pages that anyone but the prefix cache references; ``cached``: pages that only the
+    prefix cache references; ``stranded``: ends of slabs in use that hold no page of their size.
+    """
 
     total: int
     used: int
+    cached: int
     stranded: int
 
     @property
     def free(self) -> int:
         """Bytes that can become pages now or once their slab is empty."""
-        return self.total - self.used - self.stranded
+        return self.total - self.used - self.cached - self.stranded
 
 
 def choose_slab(page_bytes: Sequence[int]) -> int:
@@ -50,6 +57,8 @@ class PagePool:
     A page id is the page's first 64-byte row in the buffer, so it is also its address. A slab
     serves one size at a time; a slab without live pages serves any size again. Pages are
     reference counted; the caller that drops the last reference frees the page for reuse at once.
+    References of the prefix cache (``cached=True``) are counted apart, so that :meth:`stats` and
+    :meth:`can_alloc` know what giving up the prefix cache would free.
     With ``poison`` freed pages are overwritten with NaN patterns, so that a read of a freed page
     cannot go unnoticed.
     """
@@ -76,20 +85,11 @@ class PagePool:
                 "ask for less context or a smaller recipe"
             )
         self.page_bytes = tuple(sizes)
-        try:
-            self.buffer = torch.empty(slabs * self.slab_bytes, dtype=torch.uint8)
-        except RuntimeError:
-            raise CapacityError(
-                f"cannot allocate {slabs * self.slab_bytes:,} bytes for the KV pool; "
-                "ask for less context or a smaller recipe"
-            ) from None
         self.poison = poison
-        self._class_of_slab = np.full(slabs, -1, dtype=np.int32)
-        per_slab = self.slab_bytes // sizes[0]
-        self._references = np.zeros((slabs, per_slab), dtype=np.int32)
-        self._live = np.zeros(slabs, dtype=np.int64)
-        self._free_slabs = list(range(slabs - 1, -1, -1))
-        self._free: list[list[int]] = [[] for _ in sizes]
+        self._memory = Memory(slabs * self.slab_bytes)
+        self.buffer = self._memory.buffer
+        self._ledger = Ledger([s // ALIGN for s in sizes], slabs, self.slab_bytes // ALIGN)
+        self._dirty = np.zeros(slabs, dtype=np.bool_)
 
     @property
     def nbytes(self) -> int:
@@ -97,89 +97,73 @@ class PagePool:
         return self.buffer.numel()
 
     def stats(self) -> PoolStats:
-        """Bytes used and stranded at this moment."""
-        used = stranded = 0
-        for index, size in enumerate(self.page_bytes):
-            slabs = (self._class_of_slab == index) & (self._live > 0)
-            used += int(self._live[slabs].sum()) * size
-            stranded += int(slabs.sum()) * (self.slab_bytes % size)
-        return PoolStats(self.nbytes, used, stranded)
+        """Bytes used, cached and stranded at this moment."""
+        used = cached = stranded = 0
+        for size, one in zip(self.page_bytes, self._ledger.classes, strict=True):
+            used += one.used * size
+            cached += (one.live - one.used) * size
+            stranded += one.live_slabs * (self.slab_bytes % size)
+        return PoolStats(self.nbytes, used, cached, stranded)
+
+    def can_alloc(self, demand: Sequence[int], *, evict: bool = False) -> bool:
+        """Whether ``demand[i]`` pages of each size ``page_bytes[i]`` can be had together now.
+
+        With ``evict``: whether they could be had if the prefix cache gave up all its references.
+        """
+        return self._ledger.fits(demand, evict)
 
     def alloc(self, page_bytes: int, count: int) -> Ids:
         """``count`` new pages of one size, each with one reference. All or nothing."""
         index = self.page_bytes.index(page_bytes)
-        free = self._free[index]
-        slabs = -(-(count - len(free)) // (self.slab_bytes // page_bytes))
-        if slabs > len(self._free_slabs):
-            self._reclaim(keep=index)
-        if slabs > len(self._free_slabs):
+        room = self._ledger.room(index)
+        if count > room:
             raise CapacityError(
                 f"the KV pool is full: {count} pages of {page_bytes:,} bytes asked, "
-                f"{len(free)} free of {self.nbytes:,} bytes in all"
+                f"{room} free of {self.nbytes:,} bytes in all"
             )
-        for _ in range(slabs):
-            self._take_slab(index)
-        ids = np.array(free[len(free) - count :][::-1], dtype=np.int32)
-        del free[len(free) - count :]
-        slab, slot = self._locate(ids)
-        self._references[slab, slot] = 1
-        np.add.at(self._live, slab, 1)
+        ids = self._ledger.take(index, count)
+        self._dirty[ids // self._ledger.slab_rows] = True
         return ids
 
-    def retain(self, ids: Ids) -> None:
-        """One more reference to each page."""
-        slab, slot = self._locate(ids)
-        if (self._references[slab, slot] <= 0).any():
-            raise ValueError("a freed page was retained")
-        np.add.at(self._references, (slab, slot), 1)
+    def retain(self, ids: Ids, *, cached: bool = False) -> None:
+        """One more reference to each page. ValueError, and no change, for a freed one."""
+        self._ledger.retain(ids, cached)
 
-    def release(self, ids: Ids) -> None:
-        """One reference less; pages without any are free from now on."""
-        slab, slot = self._locate(ids)
-        np.subtract.at(self._references, (slab, slot), 1)
-        counts = self._references[slab, slot]
-        if (counts < 0).any():
-            np.add.at(self._references, (slab, slot), 1)
-            raise ValueError("a page was released more often than retained")
-        freed = np.unique(ids[counts == 0])
-        slab, _ = self._locate(freed)
-        np.subtract.at(self._live, slab, 1)
-        for index in range(len(self.page_bytes)):
-            # Descending, so that the lowest address is handed out first and slabs empty out.
-            self._free[index].extend(freed[self._class_of_slab[slab] == index][::-1].tolist())
+    def release(self, ids: Ids, *, cached: bool = False) -> None:
+        """One reference less; pages without any are free from now on.
+
+        ValueError, and no change, when a page has fewer references of this kind.
+        """
+        rows = self._ledger.rows(ids) if self.poison else {}
+        freed = self._ledger.release(ids, cached)
         if self.poison:
-            for page, where in zip(freed.tolist(), slab.tolist(), strict=True):
-                size = self.page_bytes[self._class_of_slab[where]]
-                self.buffer[page * ALIGN : page * ALIGN + size] = 0xFF
+            for page in freed.tolist():
+                self.buffer[page * ALIGN : (page + rows[page]) * ALIGN] = 0xFF
 
     def references(self, ids: Ids) -> NDArray[np.int32]:
-        """Current reference counts."""
-        slab, slot = self._locate(ids)
-        return self._references[slab, slot]
+        """Current reference counts, the prefix cache's included."""
+        return self._ledger.counts(ids)
 
-    def _locate(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        start = ids.astype(np.int64) * ALIGN
-        slab = start // self.slab_bytes
-        sizes = np.asarray(self.page_bytes, dtype=np.int64)[self._class_of_slab[slab]]
-        return slab, (start % self.slab_bytes) // sizes
+    def shared(self, page: int) -> bool:
+        """Whether a page has more than one reference, so that nobody may write to it."""
+        return self._ledger.count(page) > 1
 
-    def _take_slab(self, index: int) -> None:
-        slab = self._free_slabs.pop()
-        size = self.page_bytes[index]
-        self._class_of_slab[slab] = index
-        first = slab * self.slab_bytes
-        starts = range(first, first + self.slab_bytes // size * size, size)
-        self._free[index][:0] = [start // ALIGN for start in reversed(starts)]
+    def give_back(self) -> int:
+        """Returns the memory of free slabs to the system, and how many bytes that was.
 
-    def _reclaim(self, keep: int) -> None:
-        """Hands slabs without live pages back to all classes."""
-        empty = np.flatnonzero((self._live == 0) & (self._class_of_slab >= 0))
-        empty = empty[self._class_of_slab[empty] != keep]
-        if not empty.size:
-            return
-        gone = set(empty.tolist())
-        for index in set(self._class_of_slab[empty].tolist()):
-            rows = self.slab_bytes // ALIGN
-            self._free[index] = [i for i in self._free[index] if i // rows not in gone]
-        self._class_of_slab[empty] = -1
-        self._free_slabs.extend(reversed(empty.tolist()))
+        A poisoned pool keeps it, since the patterns in freed pages would be lost.
+        """
+        if self.poison:
+            return 0
+        slabs = np.sort(np.array(self._ledger.emptied, dtype=np.int64))
+        slabs = slabs[self._dirty[slabs]]
+        given = self._memory.give_back(_runs(slabs, self.slab_bytes))
+        self._dirty[slabs] = False
+        return given
+
+
+def _runs(slabs: NDArray[np.int64], slab_bytes: int) -> Iterator[tuple[int, int]]:
+    """Byte ranges [start, stop) of ascending slabs, neighbours joined."""
+    breaks = np.flatnonzero(np.diff(slabs) > 1) + 1
+    for run in np.split(slabs, breaks) if slabs.size else ():
+        yield int(run[0]) * slab_bytes, (int(run[-1]) + 1) * slab_bytes
