@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -19,6 +22,7 @@ from kvik.recipe import Recipe
 from kvik.spec.model import LayerSpec, ModelSpec
 
 SIZES = (64, 192, 448, 640)
+SLABS = 6
 SLAB = 1920  # 30, 10, 4 and 3 pages; 0, 0, 128 and 0 bytes left over
 
 
@@ -27,34 +31,43 @@ def ids(*pages: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random work on a small pool; the model is a dict from page id to (size, references)."""
+    """Random work on a small pool; the model is two counts a page and the size of each."""
 
     pages = Bundle("pages")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(SIZES, 6 * SLAB, slab_bytes=SLAB, poison=True)
+        self.pool = PagePool(SIZES, SLABS * SLAB, slab_bytes=SLAB, poison=True)
         self.pool.buffer.fill_(0)
         self.sizes: dict[int, int] = {}
-        self.live: Counter[int] = Counter()
+        self.users: Counter[int] = Counter()
+        self.cached: Counter[int] = Counter()
         self.marks: dict[int, int] = {}
 
-    def used(self) -> int:
-        return sum(self.sizes[page] for page in self.live)
+    @property
+    def live(self) -> Counter[int]:
+        return self.users + self.cached
 
-    def room(self, size: int) -> int:
-        """Pages of a size that must still fit: empty slabs serve every size."""
-        per = SLAB // size
+    def fits(self, demand: Sequence[int], pages: Iterable[int]) -> bool:
+        """Whether pages of every size fit beside ``pages``: empty slabs serve every size."""
         slabs: dict[int, set[int]] = {}
-        for page in self.live:
+        for page in pages:
             slabs.setdefault(page * 64 // SLAB, set()).add(page)
-        own = [s for s, p in slabs.items() if {self.sizes[x] for x in p} == {size}]
-        return (6 - len(slabs)) * per + sum(per - len(slabs[s]) for s in own)
+        empty = SLABS - len(slabs)
+        for size, count in zip(SIZES, demand, strict=True):
+            per = SLAB // size
+            own = [p for p in slabs.values() if {self.sizes[x] for x in p} == {size}]
+            count -= sum(per - len(p) for p in own)
+            empty -= max(0, -(-count // per))
+        return empty >= 0
 
-    @rule(target=pages, size=st.sampled_from(SIZES), count=st.integers(0, 40))
+    @rule(target=pages, size=st.sampled_from(SIZES), count=st.integers(0, 80))
     def alloc(self, size: int, count: int) -> Any:
         before = self.pool.stats()
-        if count > self.room(size):
+        demand = [count if s == size else 0 for s in SIZES]
+        fits = self.pool.can_alloc(demand)
+        assert fits == self.fits(demand, self.live)
+        if not fits:
             with pytest.raises(CapacityError, match="KV pool is full"):
                 self.pool.alloc(size, count)
             assert self.pool.stats() == before, "a refused request changes nothing"
@@ -62,60 +75,103 @@ class PoolMachine(RuleBasedStateMachine):
         got = self.pool.alloc(size, count)
         assert got.dtype == np.int32
         assert len(got) == count == len(set(got.tolist()))
+        slabs = {page * 64 // SLAB for page in self.live if self.sizes[page] == size}
+        new = [page * 64 // SLAB not in slabs for page in got.tolist()]
+        assert new == sorted(new), "slabs in use fill up first"
         for page in got.tolist():
             assert page not in self.live
-            self.sizes[page], self.live[page] = size, 1
+            self.sizes[page], self.users[page] = size, 1
             self.write(page)
         return multiple(*got.tolist())
+
+    @rule(demand=st.tuples(*[st.integers(0, 40)] * len(SIZES)), data=st.data())
+    def alloc_every_size(self, demand: tuple[int, ...], data: Any) -> None:
+        """can_alloc says yes exactly when all of it can be had, in whatever order."""
+        fits, before = self.pool.can_alloc(demand), self.pool.stats()
+        assert fits == self.fits(demand, self.live)
+        got = []
+        for index in data.draw(st.permutations(range(len(SIZES)))):
+            try:
+                got.append(self.pool.alloc(SIZES[index], demand[index]))
+            except CapacityError:
+                assert not fits
+                break
+        else:
+            assert fits
+        for pages in got:
+            assert not set(pages.tolist()) & set(self.live)
+            self.pool.release(pages)
+        assert self.pool.stats() == before
+
+    @rule(demand=st.tuples(*[st.integers(0, 40)] * len(SIZES)))
+    def what_eviction_would_free(self, demand: tuple[int, ...]) -> None:
+        assert self.pool.can_alloc(demand, evict=True) == self.fits(demand, +self.users)
 
     def write(self, page: int) -> None:
         self.marks[page] = len(self.marks) % 200 + 1
         self.pool.buffer[page * 64 : page * 64 + self.sizes[page]] = self.marks[page]
 
-    @rule(some=st.lists(pages, max_size=6))
-    def retain(self, some: list[int]) -> None:
-        if all(self.live[p] > 0 for p in some):
-            self.pool.retain(ids(*some))
-            self.live.update(some)
-        else:
-            self.refused(self.pool.retain, some)
+    def counter(self, cached: bool) -> Counter[int]:
+        return self.cached if cached else self.users
 
-    @rule(some=st.lists(pages, max_size=6))
-    def release(self, some: list[int]) -> None:
-        if all(self.live[p] >= n for p, n in Counter(some).items()):
-            self.pool.release(ids(*some))
-            self.forget(some)
+    @rule(some=st.lists(pages, max_size=6), cached=st.booleans(), times=st.sampled_from((1, 1, 40)))
+    def retain(self, some: list[int], cached: bool, times: int) -> None:
+        some = some * times
+        if all(self.live[p] > 0 for p in some):
+            self.pool.retain(ids(*some), cached=cached)
+            self.counter(cached).update(some)
         else:
-            self.refused(self.pool.release, some)
+            self.refused(self.pool.retain, some, cached)
+
+    @rule(some=st.lists(pages, max_size=6), cached=st.booleans(), times=st.sampled_from((1, 1, 40)))
+    def release(self, some: list[int], cached: bool, times: int) -> None:
+        some = some * times
+        if all(self.counter(cached)[p] >= n for p, n in Counter(some).items()):
+            self.pool.release(ids(*some), cached=cached)
+            self.forget(some, cached)
+        else:
+            self.refused(self.pool.release, some, cached)
 
     @rule(page=consumes(pages))
     def release_last(self, page: int) -> None:
-        count = self.live[page]
-        if count:
-            self.pool.release(ids(*[page] * count))
-            self.forget([page] * count)
+        for cached in (False, True):
+            if count := self.counter(cached)[page]:
+                self.pool.release(ids(*[page] * count), cached=cached)
+                self.forget([page] * count, cached)
 
-    def refused(self, work: Any, some: list[int]) -> None:
+    @rule(cached=st.booleans())
+    def release_everything(self, cached: bool) -> None:
+        gone = list(self.counter(cached).elements())
+        self.pool.release(ids(*gone), cached=cached)
+        self.forget(gone, cached)
+
+    def refused(self, work: Any, some: list[int], cached: bool) -> None:
         before = self.pool.stats()
         with pytest.raises(ValueError, match="page was"):
-            work(ids(*some))
+            work(ids(*some), cached=cached)
         assert self.pool.stats() == before
 
-    def forget(self, some: list[int]) -> None:
-        self.live.subtract(some)
+    def forget(self, some: list[int], cached: bool) -> None:
+        mine = self.counter(cached)
+        mine.subtract(some)
         for page in set(some):
-            if self.live[page] == 0:
+            if not mine[page]:
+                del mine[page]
+            if page not in self.live:
                 size = self.sizes[page]
                 freed = self.pool.buffer[page * 64 : page * 64 + size]
                 assert bool((freed == 255).all()), "freed pages are poisoned"
-        self.live = +self.live
 
     @invariant()
     def bytes_add_up(self) -> None:
         stats = self.pool.stats()
-        assert stats.used == self.used()
-        assert stats.used + stats.free + stats.stranded == stats.total == 6 * SLAB
-        assert min(stats.used, stats.free, stats.stranded) >= 0
+        assert stats.used == sum(self.sizes[page] for page in self.users)
+        assert stats.cached == sum(self.sizes[p] for p in self.cached if p not in self.users)
+        slabs = {page * 64 // SLAB: SLAB % self.sizes[page] for page in self.live}
+        assert stats.stranded == sum(slabs.values())
+        assert stats.used + stats.cached + stats.free + stats.stranded == stats.total
+        assert stats.total == self.pool.nbytes == SLABS * SLAB
+        assert min(stats.used, stats.cached, stats.free, stats.stranded) >= 0
 
     @invariant()
     def live_pages_keep_their_place_and_content(self) -> None:
@@ -123,7 +179,7 @@ class PoolMachine(RuleBasedStateMachine):
         for page in sorted(self.live):
             assert page * 64 >= end, "live pages overlap"
             end = page * 64 + self.sizes[page]
-            assert end <= 6 * SLAB
+            assert end <= SLABS * SLAB
             assert page * 64 // SLAB == (end - 1) // SLAB, "a page lies in one slab"
             content = self.pool.buffer[page * 64 : end]
             assert bool((content == self.marks[page]).all()), "a live page was overwritten"
@@ -132,6 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         live = sorted(self.live)
         assert self.pool.references(ids(*live)).tolist() == [self.live[p] for p in live]
+        assert [self.pool.shared(p) for p in live] == [self.live[p] > 1 for p in live]
 
 
 TestPool = PoolMachine.TestCase
@@ -253,6 +310,100 @@ def test_slabs_for_any_sizes() -> None:
         assert slab % 64 == 0
         assert slab >= max(sizes)
         assert all(slab % size <= 0.02 * slab for size in sizes)
+
+
+def test_cached_pages_are_counted_apart() -> None:
+    pool = PagePool((64, 640), 6400, slab_bytes=640)
+    pages = pool.alloc(64, 100)
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release(pages[:1], cached=True)
+    pool.retain(pages, cached=True)
+    assert pool.stats().used == 6400, "a page that a request uses is used, cached or not"
+    pool.release(pages[1:])
+    stats = pool.stats()
+    assert (stats.used, stats.cached, stats.free) == (64, 6336, 0)
+    assert not pool.can_alloc((1, 0))
+    assert pool.can_alloc((9, 9), evict=True)
+    assert not pool.can_alloc((10, 9), evict=True)
+    assert not pool.can_alloc((0, 10), evict=True)
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release(pages[1:2])
+    pool.retain(pages[1:2])
+    assert pool.stats().used == 128, "a hit makes it used again"
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system cannot take it back")
+def test_free_slabs_go_back_to_the_system() -> None:
+    size = 1 << 20
+    pool = PagePool((size,), 64 * size)
+    start = resident()
+    pages = pool.alloc(size, 48)
+    pool.buffer[: 48 * size] = 7
+    full = resident()
+    assert full - start > 40 * size
+    pool.release(pages[:40])
+    assert resident() > full - 4 * size, "freed pages wait for their next user"
+    assert pool.give_back() == 40 * size
+    assert resident() < full - 36 * size
+    assert pool.give_back() == 0, "once"
+    assert bool((pool.buffer[40 * size : 48 * size] == 7).all()), "live pages stay"
+    again = pool.alloc(size, 2)
+    assert again.tolist() == pages[:2].tolist()
+    pool.release(again)
+    assert pool.give_back() == 2 * size
+
+
+def test_a_poisoned_pool_keeps_its_patterns() -> None:
+    pool = PagePool((4096,), 8 * 4096, poison=True)
+    page = pool.alloc(4096, 1)
+    pool.release(page)
+    assert pool.give_back() == 0
+    assert bool((pool.buffer[:4096] == 255).all())
+
+
+def test_parts_of_memory_pages_stay() -> None:
+    """Slabs smaller than the system's pages: only what is wholly free goes back."""
+    pool = PagePool((64,), 64 * 1024, slab_bytes=640)
+    pages = pool.alloc(64, 1000)
+    pool.buffer.fill_(3)
+    pool.release(pages[10:990])
+    assert pool.give_back() == (990 * 64 // mmap.PAGESIZE - 1) * mmap.PAGESIZE
+    kept = np.concatenate((pages[:10], pages[990:])).astype(np.int64)[:, None] + np.arange(1)
+    assert bool((pool.buffer.view(-1, 64)[torch.from_numpy(kept.reshape(-1))] == 3).all())
+
+
+def test_few_and_many_pages_are_counted_alike() -> None:
+    """Pages counted one by one and as arrays: the same pool in the end."""
+    one, many = (PagePool((64, 192, 448), 64 * 1920, slab_bytes=1920) for _ in range(2))
+    chance = np.random.default_rng(0)
+    for _ in range(30):
+        size = int(chance.choice(one.page_bytes))
+        some = many.alloc(size, 200)
+        assert sorted(np.concatenate([one.alloc(size, 1) for _ in range(200)])) == sorted(some)
+        if chance.random() < 0.5:
+            many.retain(some, cached=True)
+            for page in some:
+                one.retain(ids(page), cached=True)
+        gone = chance.permutation(some)[: chance.integers(100, 200)]
+        many.release(gone)
+        for page in gone:
+            one.release(ids(page))
+        assert one.stats() == many.stats()
+        left = np.setdiff1d(some, gone)
+        many.release(left)
+        one.release(left[: left.size // 2])
+        one.release(left[left.size // 2 :])
+        assert one.stats() == many.stats()
+        if many.stats().cached:
+            cached = some
+            many.release(cached, cached=True)
+            for page in cached:
+                one.release(ids(page), cached=True)
+        assert one.stats() == many.stats()
 
 
 def test_the_pool_touches_no_memory_before_it_is_used() -> None:
