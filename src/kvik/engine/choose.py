@@ -1,0 +1,57 @@
+"""The next tokens of a batch, from its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from kvik.engine.request import Branch
+from kvik.engine.sampler import logprobs, sample
+from kvik.errors import KvikError
+
+Chosen = int | KvikError
+Alternatives = tuple[float, tuple[tuple[int, float], ...]]
+
+
+def choose(rows: Tensor, branches: Sequence[Branch]) -> list[Chosen]:
+    """A token for each branch from its row of ``rows`` [len(branches), vocab].
+
+    A row that allows none gives its error, so that one sequence cannot end the others'.
+    """
+    chosen: list[Chosen] = [0] * len(branches)
+    # The likeliest tokens of all rows at once: the same that `sample` takes, ties included.
+    table = rows.detach().float().cpu().numpy()
+    top = table.argmax(1)
+    finite = np.isfinite(table[np.arange(len(top)), top])
+    for i, (branch, token, fine) in enumerate(
+        zip(branches, top.tolist(), finite.tolist(), strict=True)
+    ):
+        request = branch.job.request
+        sampling = request.sampling
+        if fine and sampling.temperature == 0 and sampling.repetition_penalty == 1:
+            chosen[i] = token
+            continue
+        try:
+            chosen[i] = sample(
+                rows[i],
+                sampling,
+                history=branch.text.ids,
+                sample=request.sample + branch.index,
+                position=branch.known,
+            )
+        except KvikError as error:
+            chosen[i] = error
+    return chosen
+
+
+def alternatives(row: Tensor, token: int, count: int) -> Alternatives:
+    """The log-probability of ``token`` and the ``count`` likeliest tokens with theirs."""
+    values = logprobs(row)
+    count = min(count, values.size)
+    if not count:
+        return float(values[token]), ()
+    best = np.argpartition(-values, count - 1)[:count]
+    best = best[np.lexsort((best, -values[best]))]
+    return float(values[token]), tuple((int(i), float(values[i])) for i in best)

@@ -1,0 +1,162 @@
+"""From logits to tokens: samples and beams grow, and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvik.engine.beam import BeamSearch
+from kvik.engine.choose import alternatives, choose
+from kvik.engine.memory import Memory
+from kvik.engine.request import Branch, Finish, Job, Output, Request
+from kvik.engine.sharing import shared_bytes
+from kvik.engine.text import TextStream
+from kvik.errors import KvikError
+from kvik.models import Model
+
+
+class Decoding:
+    """Gives branches their next tokens, ends them, and collects what there is to tell in ``news``.
+
+    ``close`` is told of every request that has ended.
+    """
+
+    def __init__(self, model: Model, memory: Memory, close: Callable[[Job], None]) -> None:
+        self.model, self.memory, self.close = model, memory, close
+        self.news: list[Output] = []
+        self.generated = 0
+
+    def stream(self, request: Request) -> TextStream | None:
+        """Where the text of a new sample is put together; None without a tokenizer."""
+        if self.model.path is None:
+            return None
+        return TextStream(self.model.tokenizer, request.stop, continues=True)
+
+    def advance(self, ready: list[Branch], logits: Tensor) -> None:
+        """Gives every branch whose known tokens are computed its next one."""
+        branches: list[Branch] = []
+        rows: list[int] = []
+        for row, branch in enumerate(ready):
+            job = branch.job
+            if job.request.beams is not None:
+                branch.row = logits[row]
+                if all(b.row is not None for b in job.live):
+                    self._search(job)
+                continue
+            branches.append(branch)
+            rows.append(row)
+            if branch.known == len(job.request.prompt):  # its samples start from one row
+                fresh = [b for b in job.live if b is not branch]
+                branches += fresh
+                rows += [row] * len(fresh)
+        if not branches:
+            return
+        table = logits if len(rows) == len(logits) == len(ready) else logits[rows]
+        for row, (branch, chosen) in enumerate(zip(branches, choose(table, branches), strict=True)):
+            if isinstance(chosen, KvikError):
+                self._finish(
+                    branch, Output(branch.job.id, branch.index, finish="error", reason=str(chosen))
+                )
+            else:
+                self._grow(branch, chosen, table[row])
+
+    def _grow(self, branch: Branch, token: int, row: Tensor) -> None:
+        """Appends a sampled token and says so."""
+        job, request = branch.job, branch.job.request
+        branch.text.append(token)
+        self.generated += 1
+        finish: Finish | None = None
+        text, stream = "", branch.stream
+        assert request.eos_ids is not None
+        if token in request.eos_ids:
+            finish = "eos"
+        elif stream is not None:
+            text = stream.push(token)
+            if stream.stopped:
+                finish = "stop"
+        if finish is None and branch.known == len(request.prompt) + request.max_new:
+            finish = "length"
+        if finish in ("eos", "length") and stream is not None:
+            text += stream.finish()
+        output = Output(job.id, branch.index, (token,), text, finish)
+        if request.logprobs is not None:
+            logprob, top = alternatives(row, token, request.logprobs)
+            output = output._replace(logprob=logprob, top=top)
+        if finish is None:
+            self.news.append(output)
+        else:
+            self._finish(branch, output)
+
+    def _finish(self, branch: Branch, output: Output) -> None:
+        """Ends one sample of a request, and the request with its last one."""
+        job = branch.job
+        self._measure(job)
+        self.memory.remember(branch)
+        self.memory.release(branch)
+        branch.finish = output.finish
+        self.news.append(output._replace(last=not job.live))
+        if not job.live:
+            self.close(job)
+
+    def _measure(self, job: Job) -> None:
+        """Notes what the sequences of a request share, before the first of them goes."""
+        held = [b.sequence for b in job.live if b.sequence is not None]
+        if job.shared is None and len(held) > 1:
+            job.shared = shared_bytes(self.memory.cache, held)
+
+    # Beam search
+
+    def _search(self, job: Job) -> None:
+        """One step of a beam search, now that all its beams have logits."""
+        request, beams = job.request, job.live
+        assert request.beams is not None
+        assert request.eos_ids is not None
+        if job.search is None:
+            job.search = BeamSearch(request.beams, eos_ids=request.eos_ids, max_new=request.max_new)
+        try:
+            choices = job.search.advance(torch.stack([b.row for b in beams if b.row is not None]))
+        except KvikError as error:
+            self.end(job, "error", str(error))
+            return
+        self.generated += len(choices)
+        if job.search.done:
+            self._measure(job)
+            self._report_hypotheses(job)
+            self.close(job)
+            return
+        grown = []
+        for index, choice in enumerate(choices):
+            parent = beams[choice.parent]
+            branch = Branch(job, index, parent.text.fork(), None)
+            branch.text.append(choice.token)
+            assert parent.sequence is not None
+            branch.sequence = self.memory.cache.fork(parent.sequence)
+            grown.append(branch)
+        for beam in beams:
+            self.memory.release(beam)
+        job.branches = grown
+
+    def _report_hypotheses(self, job: Job) -> None:
+        assert job.search is not None
+        found = job.search.result()
+        for index, (tokens, score, finish) in enumerate(found):
+            stream, text = self.stream(job.request), ""
+            if stream is not None:
+                shown = tokens[:-1] if finish == "eos" else tokens
+                text = "".join(map(stream.push, shown)) + stream.finish()
+            last = index + 1 == len(found)
+            output = Output(job.id, index, tokens, text, finish, score=score, last=last)
+            self.news.append(output)
+
+    def end(self, job: Job, finish: Finish, reason: str = "") -> None:
+        """Ends all that is left of a request."""
+        live = job.live
+        for branch in live:
+            text = "" if branch.stream is None else branch.stream.finish()
+            last = branch is live[-1]
+            self.news.append(
+                Output(job.id, branch.index, (), text, finish, reason=reason, last=last)
+            )
+        self.close(job)

@@ -1,0 +1,366 @@
+"""Engine: many requests, one pool of KV memory, one batch a step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from threading import Lock
+from typing import Any
+
+import torch
+
+from kvik.cache import KVCache, PagePool, choose_slab
+from kvik.cache.pool import PoolStats
+from kvik.engine.decoding import Decoding
+from kvik.engine.identity import Identity, Text
+from kvik.engine.memory import Memory
+from kvik.engine.prefix import PrefixCache
+from kvik.engine.prefix_disk import load_prefix, save_prefix
+from kvik.engine.request import Branch, Completion, Job, Output, Request, Sample, Status
+from kvik.engine.scheduler import Counts, Limits, Order, Scheduler, Work
+from kvik.errors import KvikError
+from kvik.machine import available_memory, parse_bytes
+from kvik.models import Model
+from kvik.recipe import Recipe
+
+SHARE_OF_MEMORY = 0.25
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an engine did and holds.
+
+    Tokens ``computed`` and ``generated`` so far; requests ``running`` and ``waiting`` now; what
+    the scheduler counted; bytes of the pool, and in host memory.
+    """
+
+    steps: int
+    computed: int
+    generated: int
+    running: int
+    waiting: int
+    counts: Counts
+    pool: PoolStats
+    swapped_bytes: int
+
+
+class Engine:
+    """Runs requests together through one model, one recipe and one pool.
+
+    ``memory``: bytes of KV pool, as a number or as "512MiB"; a quarter of what is free if not
+    given. ``step_tokens``: most tokens computed in a step. ``max_running``: most sequences at
+    once. ``order``: admit by "arrival", or the longest stored "prefix" first. ``swap``: bytes of
+    host memory for preempted requests; those that find no room there are computed again.
+    ``prefix_cache``: whether prompts share what they have in common. ``poison``: overwrite freed
+    pages, so that a read of one cannot go unnoticed.
+
+    ``add`` and ``abort`` may be called from any thread, the rest from one at a time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: Recipe | str = "fp16",
+        *,
+        memory: int | str | None = None,
+        step_tokens: int = 512,
+        max_running: int = 256,
+        order: Order = "arrival",
+        swap: int | str = 0,
+        prefix_cache: bool = True,
+        poison: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.recipe, self.clock = model, Recipe.parse(kv), clock
+        plan = self.recipe.resolve(model.spec)
+        size = int(available_memory() * SHARE_OF_MEMORY) if memory is None else _bytes(memory)
+        slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
+        if size < slab:
+            raise KvikError(f"{size:,} bytes of KV memory hold no page; give at least {slab:,}")
+        pool = PagePool(plan.page_bytes, size // slab * slab, slab_bytes=slab, poison=poison)
+        self.cache = KVCache(plan, pool)
+        self.prefixes: PrefixCache | None = None
+        if prefix_cache and not plan.recompute:
+            self.prefixes = PrefixCache(self.cache, model.identity)
+        self._identity = (
+            Identity.of(plan, b"", 1) if self.prefixes is None else self.prefixes.identity
+        )
+        self.memory = Memory(self.cache, self.prefixes, _bytes(swap))
+        self.scheduler = Scheduler(self.memory, Limits(step_tokens, max_running, order))
+        self._numbers = count()
+        self._jobs: dict[int, Job] = {}
+        self._inbox: deque[Job | int] = deque()  # what other threads ask for during a step
+        self._lock = Lock()
+        self.decoding = Decoding(model, self.memory, self._close)
+        self._steps = self._computed = 0
+
+    # Requests
+
+    def add(self, request: Request | Sequence[int] | str, **options: Any) -> int:
+        """Queues a request, or a prompt with the fields of one; returns its id.
+
+        CapacityError when it could never run in this engine's memory, even alone; KvikError for
+        tokens that the model does not have.
+        """
+        return self._add(request, options).id
+
+    def abort(self, number: int) -> None:
+        """Ends a request at any moment; unknown and finished ones are left as they are.
+
+        Its pages are free at once, or after the step that is under way. The next step's outputs
+        tell of it.
+        """
+        self._inbox.append(number)
+        self._drain_if_idle()
+
+    def preempt(self, number: int) -> bool:
+        """Takes the pages of a running request, which resumes when there is room again.
+
+        Changes nothing of its answer. False when it is not running.
+        """
+        with self._lock:
+            self._drain()
+            job = self._jobs.get(number)
+            if job is None or job.status is not Status.RUNNING:
+                return False
+            self.scheduler.preempt(job)
+            return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether another step has anything to do or to tell."""
+        return bool(self._jobs or self._inbox or self.decoding.news)
+
+    def stats(self) -> Stats:
+        """Where the engine stands."""
+        return Stats(
+            self._steps,
+            self._computed,
+            self.decoding.generated,
+            len(self.scheduler.running),
+            len(self.scheduler.waiting),
+            replace(self.scheduler.counts),
+            self.cache.pool.stats(),
+            self.memory.swapped_bytes,
+        )
+
+    def step(self) -> list[Output]:
+        """Computes one batch and says what came of it; nothing when there is nothing to do.
+
+        When it raises (no memory, an interrupt) no request is lost: the next step goes on.
+        """
+        with self._lock:
+            self._drain()
+            self._expire()
+            works = self.scheduler.schedule()
+            if works:
+                self._run(works)
+            elif self.scheduler.running:
+                stuck = min(self.scheduler.running, key=lambda job: job.id)
+                self.decoding.end(
+                    stuck, "error", "its pages do not fit although they were promised to"
+                )
+            self._steps += 1
+            news, self.decoding.news = self.decoding.news, []
+            return news
+
+    def generate(
+        self,
+        prompts: Sequence[Request | Sequence[int] | str],
+        *,
+        on_output: Callable[[Output], None] = lambda output: None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Runs prompts to their ends, together; completions come in the order of the prompts.
+
+        ``options`` are fields of :class:`Request` for all of them. When one is refused, none runs.
+        """
+        jobs: dict[int, Job] = {}
+        found: dict[int, Completion] = {}
+        others: list[Output] = []
+        try:
+            for prompt in prompts:
+                job = self._add(prompt, options)
+                jobs[job.id] = job
+                found[job.id] = Completion(job.id, len(job.request.prompt))
+            going = set(jobs)
+            while going:
+                for output in self.step():
+                    if output.id not in going:
+                        others.append(output)
+                        continue
+                    if output.last:
+                        going.remove(output.id)
+                    samples = found[output.id].samples
+                    samples.extend(Sample() for _ in range(output.sample + 1 - len(samples)))
+                    samples[output.sample].add(output)
+                    on_output(output)
+        except BaseException:
+            for number in jobs:
+                self.abort(number)
+            raise
+        finally:
+            self.decoding.news[:0] = others
+        for number, job in jobs.items():
+            found[number].cached_tokens, found[number].shared = job.hit_tokens or 0, job.shared
+        return list(found.values())
+
+    def _add(self, request: Request | Sequence[int] | str, options: dict[str, Any]) -> Job:
+        if isinstance(request, str):
+            request = self.model.tokenizer.encode(request)
+        if not isinstance(request, Request):
+            request = Request(tuple(request), **options)
+        elif options:
+            request = replace(request, **options)
+        vocab = self.model.spec.vocab
+        if max(request.prompt) >= vocab:
+            raise KvikError(
+                f"the prompt has the token id {max(request.prompt)}, outside the vocabulary of "
+                f"{vocab}; was it encoded with another model's tokenizer?"
+            )
+        if request.stop and self.model.path is None:
+            raise KvikError("a model without a tokenizer cannot stop at a text; use eos_ids")
+        self.scheduler.check(request)
+        if request.eos_ids is None:
+            request = replace(request, eos_ids=self.model.eos_ids)
+        job = Job(request, next(self._numbers), self.clock())
+        text = Text(self._identity, request.prompt, request.marks, request.domain)
+        width = 1 if request.beams else request.n
+        texts = [text, *(text.fork() for _ in range(width - 1))]
+        job.branches = [
+            Branch(job, i, t, self.decoding.stream(request)) for i, t in enumerate(texts)
+        ]
+        self._inbox.append(job)
+        self._drain_if_idle()
+        return job
+
+    def _drain_if_idle(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def _drain(self) -> None:
+        """Takes in what was asked since the last step."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Job):
+                self._jobs[item.id] = item
+                self.scheduler.add(item)
+            elif item in self._jobs:
+                self.decoding.end(self._jobs[item], "cancelled")
+
+    def _expire(self) -> None:
+        now = self.clock()
+        for job in list(self._jobs.values()):
+            deadline = job.request.deadline
+            if deadline is not None and now >= job.arrival + deadline:
+                self.decoding.end(job, "deadline")
+
+    # Prefixes on disk
+
+    def save_prefix(
+        self,
+        path: str | os.PathLike[str],
+        prompt: Sequence[int] | str,
+        *,
+        marks: Sequence[int] = (),
+        domain: str = "",
+    ) -> int:
+        """Writes what is stored of the beginning of a prompt to a file; returns its tokens.
+
+        KvikError when nothing is, or when the disk refuses; the file is whole or not there.
+        """
+        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        with self._lock:
+            self._drain()
+            text = self._prefixes.text(ids, marks, domain)
+            return save_prefix(path, self._prefixes, text, self.model.identity)
+
+    def load_prefix(self, path: str | os.PathLike[str], *, domain: str | None = None) -> int:
+        """Puts a saved prefix into the prefix cache; returns its tokens.
+
+        Prompts that begin with it compute only what follows. A damaged or foreign file is refused
+        with KvikError, one that finds no room with CapacityError; the engine is unchanged then.
+        """
+        with self._lock:
+            self._drain()
+            return load_prefix(path, self._prefixes, self.model.identity, domain)
+
+    @property
+    def _prefixes(self) -> PrefixCache:
+        if self.prefixes is None:
+            raise KvikError(
+                "this engine has no prefix cache: it was started without, or keeps none"
+            )
+        return self.prefixes
+
+    # A step
+
+    def _run(self, works: list[Work]) -> None:
+        sequences, counts, tokens = [], [], []
+        last: list[int] = []
+        ready: list[Branch] = []
+        for work in works:
+            branch = work.branch
+            assert branch.sequence is not None
+            start = branch.computed
+            stop = start + work.count
+            sequences.append(branch.sequence)
+            counts.append(work.count)
+            tokens.extend(branch.text.ids[start:stop])
+            if stop == branch.known:
+                ready.append(branch)
+                last.append(len(tokens) - 1)
+        self.cache.plan(sequences, counts)
+        try:
+            logits = self.model.forward(
+                torch.tensor(tokens), self.cache.positions, self.cache, torch.tensor(last).long()
+            )
+        except BaseException:
+            self.cache.abort()
+            raise
+        self.cache.commit()
+        with self._whole_or_restarted(works):
+            self._computed += len(tokens)
+            for work in works:
+                self._computed_work(work)
+            self.decoding.advance(ready, logits)
+
+    @contextmanager
+    def _whole_or_restarted(self, works: list[Work]) -> Iterator[None]:
+        """A step that breaks off once its K and V are stored has lost its logits."""
+        try:
+            yield
+        except BaseException:
+            for job in {work.branch.job for work in works}:
+                if job.status is Status.RUNNING:
+                    self.scheduler.restart(job)
+            raise
+
+    def _computed_work(self, work: Work) -> None:
+        """Snapshots, and the forks at the end of a prompt."""
+        branch, job = work.branch, work.branch.job
+        if not self.memory.whole:
+            self.scheduler.computed(work)
+        if job.forked or (branch.computed < len(job.request.prompt) and not self.memory.whole):
+            return
+        assert branch.sequence is not None
+        for other in job.live:
+            if other is not branch:
+                other.sequence = self.cache.fork(branch.sequence)
+        job.forked = True
+
+    def _close(self, job: Job) -> None:
+        self.scheduler.remove(job)
+        del self._jobs[job.id]
+
+
+def _bytes(size: int | str) -> int:
+    return parse_bytes(size) if isinstance(size, str) else size

@@ -1,0 +1,49 @@
+"""Prefixes on disk: from the prefix cache to a file and back."""
+
+from __future__ import annotations
+
+import os
+
+from kvik.cache.saved import restore, save
+from kvik.engine.identity import Text
+from kvik.engine.prefix import PrefixCache
+from kvik.errors import KvikError
+
+
+def save_prefix(
+    path: str | os.PathLike[str], prefixes: PrefixCache, text: Text, identity: bytes
+) -> int:
+    """Writes the longest stored prefix of ``text``; its tokens. ``identity`` is the model's.
+
+    Where a prefix cannot be cut, one that ends before the text does: the same text again has to
+    compute its last token, and could not use all of it.
+    """
+    hit = prefixes.match(text, len(text) - (not prefixes.cuttable))
+    if not hit.length:
+        raise KvikError("nothing of this prompt is in the prefix cache; run it once first")
+    sequence = prefixes.take(hit)
+    try:
+        save(
+            path,
+            prefixes.cache,
+            sequence,
+            ids=text.ids[: hit.length],
+            marks=sorted(mark for mark in text.marks if mark < hit.length),
+            domain=text.domain,
+            identity=identity,
+        )
+    finally:
+        prefixes.cache.free(sequence)
+    return hit.length
+
+
+def load_prefix(
+    path: str | os.PathLike[str], prefixes: PrefixCache, identity: bytes, domain: str | None
+) -> int:
+    """Puts a saved prefix into the prefix cache, and nothing else anywhere; its tokens."""
+    saved = restore(path, prefixes.cache, identity=identity, domain=domain)
+    try:
+        prefixes.insert(prefixes.text(saved.ids, saved.marks, saved.domain), saved.sequence)
+        return saved.sequence.length
+    finally:
+        prefixes.cache.free(saved.sequence)

@@ -1,0 +1,330 @@
+"""Which tokens are computed in the next step. No tensors here: requests, pages and their order.
+
+A step has a budget of tokens. Sequences that wait for one token (decodes) come first, then prompts
+in the order of service, cut to what is left (Sarathi-Serve, arXiv 2403.02310). Requests run and
+are admitted by priority, then arrival; one is admitted when the pages of all its known tokens are
+there, and beside them a page for everyone who runs. When pages run out the last one in that order
+is preempted. The oldest request never is, so it always ends, and everyone becomes the oldest.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvik.engine.request import Branch, Job, Request, Status
+from kvik.errors import CapacityError, KvikError
+
+if TYPE_CHECKING:
+    from kvik.engine.memory import Demand, Memory
+    from kvik.engine.prefix import Hit
+
+Order = Literal["arrival", "prefix"]
+LOOKAHEAD = 64  # waiting requests that longest-prefix-first compares
+PATIENCE = 64  # times that longest-prefix-first may overtake a request
+MAX_STOPS = 8  # snapshots that others may ask of one prompt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a step: ``tokens`` computed, ``running`` sequences; and the order of admission."""
+
+    tokens: int = 512
+    running: int = 256
+    order: Order = "arrival"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.running < 1:
+            raise KvikError("a step needs room for at least one token and one sequence")
+        if self.order not in ("arrival", "prefix"):
+            raise KvikError(f"the order is 'arrival' or 'prefix', not {self.order!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The next ``count`` known tokens of a branch."""
+
+    branch: Branch
+    count: int
+
+
+@dataclass
+class Counts:
+    """What the scheduler has done so far."""
+
+    swapped: int = 0
+    recomputed: int = 0
+    compacted: int = 0
+    reused: int = 0  # tokens that came from the prefix cache
+
+
+class Scheduler:
+    """Waiting and running jobs, and the work of each step."""
+
+    def __init__(self, memory: Memory, limits: Limits) -> None:
+        self.memory, self.limits = memory, limits
+        self.waiting: list[Job] = []  # both in the order of service
+        self.running: list[Job] = []
+        self.counts = Counts()
+        self._pending: dict[bytes, Job] = {}
+        self._works: list[Work] = []
+        self._need: Demand = memory.nothing
+        self._budget = 0
+
+    def check(self, request: Request) -> None:
+        """CapacityError when a request could never run, even alone."""
+        if request.width > self.limits.running:
+            raise CapacityError(
+                f"{request.width} sequences at once were asked of an engine that runs "
+                f"{self.limits.running}; ask for fewer or raise its limit"
+            )
+        lengths = [request.most_tokens] * request.width
+        if not self.memory.could_hold(self.memory.peak_of_group(len(request.prompt), lengths)):
+            times = f"{request.width} x " if request.width > 1 else ""
+            raise CapacityError(
+                f"{times}{request.most_tokens:,} tokens do not fit in the engine's "
+                f"{self.memory.pool.nbytes:,} bytes of KV memory, even alone; ask for fewer, use a "
+                "smaller recipe or give more memory"
+            )
+
+    def add(self, job: Job) -> None:
+        """Queues a job whose request was checked."""
+        self._requeue(job, Status.WAITING)
+
+    def remove(self, job: Job) -> None:
+        """Ends a job at any moment between steps; its pages are free at once."""
+        (self.running if job.status is Status.RUNNING else self.waiting).remove(job)
+        self._settle(job)
+        self.memory.drop_swapped(job)
+        for branch in job.branches:
+            self.memory.release(branch)
+        job.status = Status.FINISHED
+
+    def restart(self, job: Job) -> None:
+        """Sends a running job back to be computed again, after a step that broke off."""
+        self.running.remove(job)
+        self._settle(job)
+        for branch in job.branches:
+            self.memory.release(branch)
+        self._requeue(job, Status.WAITING)
+
+    def preempt(self, job: Job) -> None:
+        """Takes the pages of a running job and queues it again, to be resumed where it was."""
+        self.running.remove(job)
+        self._settle(job)
+        if self.memory.park(job):
+            self._requeue(job, Status.SWAPPED)
+            self.counts.swapped += 1
+        else:
+            self._requeue(job, Status.WAITING)
+            self.counts.recomputed += 1
+
+    def computed(self, work: Work) -> None:
+        """Takes note that a step has computed some work: its end may be worth a snapshot."""
+        branch, job = work.branch, work.branch.job
+        end, block = branch.computed, self.memory.block
+        if end > len(job.request.prompt) and work.count == 1:
+            return
+        done = end == job.target(branch)
+        if block and (done or end % block == 0 or end in job.stops):
+            self.memory.remember(branch)
+        if done:
+            self._settle(job)
+
+    def schedule(self) -> list[Work]:
+        """The work of the next step. Pages for all of it are there."""
+        self._works, self._need = [], self.memory.nothing
+        self._budget = self.limits.tokens
+        before = self.counts.swapped + self.counts.recomputed
+        prompts: list[tuple[Job, Branch]] = []
+        for job in list(self.running):
+            for branch in job.live:
+                if branch.sequence is not None:  # not yet to be forked, nor preempted meanwhile
+                    left = job.target(branch) - branch.computed
+                    if left == 1:
+                        self._continue(job, branch)
+                    elif left:
+                        prompts.append((job, branch))
+        for job, branch in prompts:
+            self._continue(job, branch)
+        if before == self.counts.swapped + self.counts.recomputed:
+            self._admit()
+        return self._works
+
+    # Running jobs
+
+    def _continue(self, job: Job, branch: Branch, *, preempt: bool = True) -> None:
+        """Takes the next known tokens of a branch into the step, as many as fit."""
+        count, compacted = self._chunk(job, branch), False
+        while count and branch.sequence is not None:
+            demand = self.memory.demand(branch, count)
+            if self.memory.make_room(self.memory.add(self._need, demand)):
+                self._works.append(Work(branch, count))
+                self._need = self.memory.add(self._need, demand)
+                self._budget -= count
+                return
+            if count > 1 and not self.memory.whole:
+                count //= 2
+            elif not preempt or (compacted and len(self.running) == 1):
+                return
+            elif not self._preempt_last():
+                self.memory.compact(job)
+                self.counts.compacted += 1
+                self._recount()
+                compacted = True
+
+    def _chunk(self, job: Job, branch: Branch) -> int:
+        """How many tokens of a branch the step should take: to a place worth a snapshot."""
+        start, target = branch.computed, job.target(branch)
+        if self.memory.whole:  # nothing is stored, so a text cannot be cut
+            return target if target <= self._budget or not self._works else 0
+        stop = min([target, start + self._budget, *(s for s in job.stops if s > start)])
+        block = self.memory.block
+        if stop - start <= 1 or not (block and job.request.share):
+            return stop - start
+        # The same text again has to compute its last token, so it starts from before that.
+        last = (branch.known - 1) // block * block
+        if start < last < stop and not self.memory.cuttable:
+            return last - start
+        even = stop // block * block
+        whole = stop == target or stop in job.stops or even <= start
+        return stop - start if whole else even - start
+
+    def _preempt_last(self) -> bool:
+        """Takes the pages of the last running job that is not the oldest; False if none is."""
+        oldest = min(self.running, key=lambda j: j.id)
+        victims = [j for j in self.running if j is not oldest]
+        if not victims:
+            return False
+        victim = victims[-1]
+        self.preempt(victim)
+        self._works = [w for w in self._works if w.branch.job is not victim]
+        self._recount()
+        return True
+
+    def _recount(self) -> None:
+        self._budget = self.limits.tokens - sum(w.count for w in self._works)
+        self._need = self.memory.nothing
+        for work in self._works:
+            self._need = self.memory.add(self._need, self.memory.demand(work.branch, work.count))
+
+    # Waiting jobs
+
+    def _requeue(self, job: Job, status: Status) -> None:
+        """Puts a job back in its place in the queue; without pages its samples fork anew."""
+        job.status = status
+        if status is Status.WAITING:
+            job.forked = len(job.live) == 1
+        insort(self.waiting, job, key=lambda j: j.key)
+
+    def _admit(self) -> None:
+        running = sum(job.width for job in self.running)
+        for job, hit in self._candidates():
+            if self._budget <= 0 or running + job.width > self.limits.running:
+                return
+            if self._awaits(job, hit):
+                continue
+            if not self._start(job, hit, running):
+                return
+            running += job.width
+            for other in self.waiting:
+                if other.key >= job.key:
+                    break
+                other.overtaken += 1
+
+    def _candidates(self) -> Iterator[tuple[Job, Hit | None]]:
+        """The first waiting jobs in the order of admission, with what is stored of each."""
+        jobs = [job for job in self.waiting[:LOOKAHEAD] if not self._still_awaits(job)]
+        if self.limits.order == "arrival" or len(jobs) < 2:
+            yield from ((job, self._hit(job)) for job in jobs)
+            return
+        jobs = [job for job in jobs if job.request.priority == jobs[0].request.priority]
+        found = [(job, self._hit(job)) for job in jobs]
+        # Python's sort is stable: equals stay in their order.
+        found.sort(key=lambda f: (f[0].overtaken < PATIENCE, -f[1].length if f[1] else 0))
+        yield from found
+
+    def _hit(self, job: Job) -> Hit | None:
+        if job.status is Status.SWAPPED or not job.request.share:
+            return None
+        return self.memory.match(job.live[0])
+
+    def _start(self, job: Job, hit: Hit | None, running: int) -> bool:
+        """Lets a job run if there is room for all that is known of it; whether it does now."""
+        memory, live = self.memory, job.live
+        # Alone it needs no more room than for its next token: `add` saw to it that it ends.
+        reserve = memory.add(self._need, memory.reserve(running))
+        if job.swapped is not None:
+            if not memory.make_room(memory.add(reserve, job.swapped.demand)):
+                return False
+            memory.unpark(job)
+        else:
+            memory.start(live[0], hit)
+            demand = memory.add(reserve, memory.demand_of_group(job))
+            if running and not memory.make_room(demand):
+                memory.release(live[0])
+                return False
+            self.counts.reused += live[0].computed
+            if job.hit_tokens is None:
+                job.hit_tokens = live[0].computed
+            self._announce(job)
+        self.waiting.remove(job)
+        insort(self.running, job, key=lambda j: j.key)
+        job.status = Status.RUNNING
+        for branch in live:
+            if branch.sequence is not None and branch.computed < job.target(branch):
+                self._continue(job, branch, preempt=not running)
+        return True
+
+    # Prefixes under way: a request waits for what another is computing, instead of doing it too
+
+    def _announce(self, job: Job) -> None:
+        """Says which blocks of its prompt a job is about to compute."""
+        block, lead, prompt = self.memory.block, job.live[0], job.request.prompt
+        if block and job.request.share:
+            job.announced = True
+            for end in range((lead.computed // block + 1) * block, len(prompt) + 1, block):
+                self._pending.setdefault(lead.text.prefix_digest(end), job)
+
+    def _settle(self, job: Job) -> None:
+        """Takes those announcements back."""
+        block, text = self.memory.block, job.branches[0].text
+        if job.announced:
+            job.announced = False
+            for end in range(block, len(job.request.prompt) + 1, block):
+                if self._pending.get(text.prefix_digest(end)) is job:
+                    del self._pending[text.prefix_digest(end)]
+
+    def _awaits(self, job: Job, hit: Hit | None) -> bool:
+        """Whether a running job is computing the prefix that ``job`` needs next."""
+        if hit is None or job.status is Status.SWAPPED:
+            return False
+        text, block = job.live[0].text, self.memory.block
+        end = (hit.length // block + 1) * block
+        owner = self._pending.get(text.prefix_digest(end)) if end <= len(text.ids) else None
+        if owner is None:
+            return False
+        common = _common(owner.request.prompt, text.ids)
+        job.awaits = (owner, common)
+        if not self.memory.cuttable and len(owner.stops) < MAX_STOPS:
+            owner.stops.add(common)  # a snapshot where the two texts part
+        return self._still_awaits(job)
+
+    def _still_awaits(self, job: Job) -> bool:
+        if job.awaits is None:
+            return False
+        owner, length = job.awaits
+        if owner.status is Status.RUNNING and max(b.computed for b in owner.live) < length:
+            return True
+        job.awaits = None
+        return False
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading ids two texts have in common."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
