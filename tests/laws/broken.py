@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kvik.cache import KVCache
 from kvik.cache.pageio import gather, scatter
-from kvik.cache.positional import PositionalStep
 from kvik.cache.table import Sequence
 from kvik.ops import Keys
 from kvik.recipe.retention import Kept
@@ -21,9 +20,10 @@ from kvik.stages.ints import Int
 class ShiftedPositions(KVCache):
     """Takes the slot count for the position once a second step begins."""
 
-    def plan(self, *args: Any, **kwargs: Any) -> None:
-        super().plan(*args, **kwargs)
-        self.positions = self.positions + (self.positions > 0).long()
+    @property
+    def positions(self) -> Tensor:
+        right = super().positions
+        return right + (right > 0).long()
 
 
 class MissingSinks(KVCache):
@@ -38,20 +38,21 @@ class MissingSinks(KVCache):
 class Requantizes(KVCache):
     """Codes the newest page again with one scale for the page after every step."""
 
-    def _publish(self, work: Any, stop: int) -> None:
-        super()._publish(work, stop)
-        for step in work.groups:
-            assert isinstance(step, PositionalStep)
-            pages = torch.from_numpy(step.table.pages[-1:].astype("int64"))
-            for layer in step.group.layers:
-                slots = step.group.main.of(layer.index, "k")
-                x = layer.k.decode(gather(self.pool, slots, pages))
-                count = stop % step.group.tokens or step.group.tokens
-                x = x[:, :count]
-                step_size = x.abs().amax() / 127
-                codes = layer.k.encode((x / step_size).round() * step_size)
-                at = pages.expand(count)
-                scatter(self.pool, slots, at, torch.arange(count), codes)
+    def commit(self, accepted: Any = None) -> None:
+        sequences = self._now.sequences
+        super().commit(accepted)
+        for sequence in sequences:
+            for group, table in zip(self.resolved.groups, sequence.state.main, strict=True):
+                pages = torch.from_numpy(table.pages[-1:].astype("int64"))
+                for layer in group.layers:
+                    slots = group.main.of(layer.index, "k")
+                    x = layer.k.decode(gather(self.pool, slots, pages))
+                    count = sequence.length % group.tokens or group.tokens
+                    x = x[:, :count]
+                    step_size = x.abs().amax() / 127
+                    codes = layer.k.encode((x / step_size).round() * step_size)
+                    at = pages.expand(count)
+                    scatter(self.pool, slots, at, torch.arange(count), codes)
 
 
 class LeaksAPage(KVCache):

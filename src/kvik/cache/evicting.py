@@ -30,23 +30,25 @@ class EvictingStep:
     def __init__(
         self, pool: PagePool, group: Group, table: RaggedTable, span: tuple[int, int]
     ) -> None:
-        """Allocates the pages the head needs after the tokens ``span`` = [start, stop)."""
+        """Counts the pages that the head needs after the tokens ``span`` = [start, stop)."""
         assert group.evicting is not None
         assert group.head is not None
-        self.pool, self.group, self.old = pool, group, table
+        self.pool, self.group = pool, group
+        self.old = self.new = table
         self.policy: Evicting = group.evicting
         self.layer, self.head = group.layers[0], group.head
         self.start, self.stop = span
-        self.final = self.policy.stored(self.stop, self.layer.index, self.head)
+        final = self.policy.stored(self.stop, self.layer.index, self.head)
         # Shared pages are never written: without an event only the last one could be.
         kept = 0 if any(self._events()) else table.positions.size // group.tokens
         self.keep_pages = kept
-        need = -(-self.final // group.tokens) - kept
-        self.fresh: Ids = pool.alloc(group.main.nbytes, need) if need else EMPTY
-        self.table = table
-        self.positions = torch.from_numpy(table.positions.astype(np.int64))
-        self.mass = torch.zeros(len(self.positions)) if table.mass is None else table.mass
+        self.need = -(-final // group.tokens) - kept
+        self.fresh: Ids = EMPTY
         self.planes: dict[Stream, Planes] = {}
+
+    def settle(self, fresh: Ids) -> None:
+        """Takes the ``need`` pages that were allocated for the head."""
+        self.fresh = fresh
 
     def _events(self) -> Iterator[int]:
         every = self.policy.interval
@@ -59,7 +61,10 @@ class EvictingStep:
         return list(pairwise(cuts))
 
     def load(self) -> None:
-        """Reads the published codes of the head."""
+        """Reads the published tokens of the head."""
+        old = self.old
+        self.positions = torch.from_numpy(old.positions.astype(np.int64))
+        self.mass = torch.zeros(len(self.positions)) if old.mass is None else old.mass
         pages = torch.from_numpy(self.old.pages.astype(np.int64))
         count = self.positions.numel()
         for stream in self._streams():
@@ -115,14 +120,9 @@ class EvictingStep:
                 scatter(self.pool, slots, at, slot % self.group.tokens, rest)
         mass = self.mass.clone() if "mass" in self.policy.signals else None
         positions = self.positions.numpy().astype(np.int32)
-        self.table = RaggedTable(positions, pages.astype(np.int32), mass)
+        self.new = RaggedTable(positions, pages.astype(np.int32), mass)
         self.planes = {}
 
     def dropped(self) -> Ids:
         """Published pages that the staged table no longer holds."""
-        return self.old.pages[~np.isin(self.old.pages, self.table.pages)]
-
-    def abort(self) -> None:
-        """Gives back what the step allocated."""
-        self.pool.release(self.fresh)
-        self.fresh = EMPTY
+        return self.old.pages[~np.isin(self.old.pages, self.new.pages)]

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvik.cache.back import can_cut, cut
 from kvik.cache.evicting import EvictingStep
-from kvik.cache.pool import PagePool
+from kvik.cache.heads import attend_heads
+from kvik.cache.pool import Ids, PagePool
 from kvik.cache.positional import Planes, PositionalStep, expiry
+from kvik.cache.step import Stager, Step, Work
 from kvik.cache.table import EMPTY, RaggedTable, Sequence, State, Table
 from kvik.errors import KvikError
-from kvik.ops import Keys, Scoring, angles, attend, mass, rotate
+from kvik.ops import Keys, Scoring, angles, attend, rotate
 from kvik.recipe.codec import Stream
-from kvik.recipe.plan import LayerPlan, Plan, pages_of
+from kvik.recipe.plan import LayerPlan, Plan
 from kvik.spec.model import LayerSpec, Rope
 
 Streams = dict[Stream, Tensor]
-
-
-@dataclass
-class _Work:
-    """One sequence's part of a step: rows ``low .. high`` of the flat batch."""
-
-    sequence: Sequence
-    low: int
-    high: int
-    groups: list[PositionalStep | EvictingStep]
-    layer_states: list[Tensor | None]
-    deferred: list[Callable[[], None]] = field(default_factory=list)
-    shared: dict[int, Keys] = field(default_factory=dict)
-
-    @property
-    def start(self) -> int:
-        return self.sequence.length
-
-    @property
-    def count(self) -> int:
-        return self.high - self.low
 
 
 class KVCache:
@@ -54,8 +37,8 @@ class KVCache:
 
     def __init__(self, plan: Plan, pool: PagePool) -> None:
         self.resolved, self.pool = plan, pool
-        self._work: list[_Work] = []
-        self._tentative = False
+        self._stager = Stager(plan, pool)
+        self._step: Step | None = None
         self._angles: dict[tuple[Rope, str], tuple[Tensor, Tensor]] = {}
         self._sources = {layer.source for layer in plan.spec.layers if layer.kind == "shared"}
 
@@ -97,50 +80,44 @@ class KVCache:
 
     def can_cut(self, sequence: Sequence, length: int) -> bool:
         """Whether the sequence can go back to ``length`` tokens with nothing to recompute."""
-        state = sequence.state
-        if length == state.length:
-            return True
-        if not 0 <= length < state.length or any(s is not None for s in state.layer_states):
-            return False
-        for group, main in zip(self.resolved.groups, state.main, strict=True):
-            if isinstance(main, RaggedTable) or group.waiting(length) != (
-                group.waiting(state.length) if group.tail else length
-            ):
-                return False
-            wanted = pages_of(group.main_ranges(length), group.tokens)
-            if not np.isin(wanted, main.numbers).all():
-                return False
-        return True
+        return can_cut(self.resolved, sequence.state, length)
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Goes back to ``length`` tokens; the caller has asked :meth:`can_cut`."""
         old = sequence.state
-        if length == old.length:
-            return
-        pairs = zip(self.resolved.groups, old.main, old.tail, strict=True)
-        main: list[Table | RaggedTable] = []
-        tail: list[Table | None] = []
-        for group, m, t in pairs:
-            assert isinstance(m, Table)
-            main.append(m.only(pages_of(group.main_ranges(length), group.tokens)))
-            tail.append(t and t.only(pages_of(group.tail_ranges(length), group.tokens)))
-        sequence.state = State(length, tuple(main), tuple(tail), old.layer_states)
-        left = sequence.state.pages()
-        self.pool.release(old.pages()[~np.isin(old.pages(), left)])
+        sequence.state = cut(self.resolved, old, length)
+        self.pool.release(old.pages()[~np.isin(old.pages(), sequence.state.pages())])
+
+    def can_cut_state(self, state: State, length: int) -> bool:
+        """Whether a state of ``length`` tokens can be had from this one as it is."""
+        return can_cut(self.resolved, state, length)
+
+    def cut_state(self, state: State, length: int) -> State:
+        """The state after the first ``length`` tokens; no reference is counted."""
+        return cut(self.resolved, state, length)
+
+    def tables(self, state: State) -> Iterator[tuple[int, Table | RaggedTable]]:
+        """All tables of a state, each with the index of its pages' size in ``pool.page_bytes``."""
+        return self._stager.tables(state)
 
     def nbytes(self, *sequences: Sequence) -> int:
         """Bytes that the sequences hold: each page once, tables and states for each of them."""
-        sizes = self.resolved.groups
-        total = sum(s.state.table_bytes for s in sequences)
-        for index, group in enumerate(sizes):
-            pages = [s.state.main[index].pages for s in sequences]
-            total += np.unique(np.concatenate([EMPTY, *pages])).size * group.main.nbytes
-            if group.tail is not None:
-                tails = [t.pages for s in sequences if (t := s.state.tail[index]) is not None]
-                total += np.unique(np.concatenate([EMPTY, *tails])).size * group.tail.nbytes
-        return total
+        held: list[list[Ids]] = [[EMPTY] for _ in self.pool.page_bytes]
+        for sequence in sequences:
+            for index, table in self.tables(sequence.state):
+                held[index].append(table.pages)
+        pages = zip(self.pool.page_bytes, held, strict=True)
+        tables = sum(s.state.table_bytes for s in sequences)
+        return tables + sum(np.unique(np.concatenate(ids)).size * n for n, ids in pages)
 
     # A step
+
+    def demand(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """The pages of each of ``pool.page_bytes`` that a step of ``count`` tokens allocates.
+
+        What :meth:`plan` asks for is the sum over its sequences.
+        """
+        return self._stager.demand(sequence.state, sequence.length + count)
 
     def plan(self, sequences: Seq[Sequence], counts: Seq[int], *, tentative: bool = False) -> None:
         """Starts a step in which ``sequences[i]`` gets ``counts[i]`` new tokens.
@@ -149,27 +126,16 @@ class KVCache:
         tokens) writes nothing before ``commit(accepted)``. Raises CapacityError when the pool
         has not enough pages; nothing has changed then.
         """
-        if self._work:
+        if self._step is not None:
             raise KvikError("a step is already under way; commit or abort it first")
-        if len(sequences) != len(counts) or any(n < 1 for n in counts):
+        if len(sequences) != len(counts) or min(counts, default=1) < 1:
             raise KvikError("a step needs at least one new token for every sequence")
-        if len({id(s) for s in sequences}) < len(sequences):
+        if len(set(sequences)) < len(sequences):
             raise KvikError("a sequence can take part only once in a step; fork it")
         if tentative:
             self._check_tentative()
-        low, work = 0, []
-        try:
-            for sequence, count in zip(sequences, counts, strict=True):
-                states: list[Tensor | None] = [None] * len(self.resolved.layers)
-                work.append(_Work(sequence, low, low + count, [], states))
-                self._stage(work[-1], tentative)
-                low += count
-        except BaseException:
-            _abort(work)
-            raise
-        self._work, self._tentative, self._angles = work, tentative, {}
-        starts = [torch.arange(w.start, w.start + w.count) for w in work]
-        self.positions = torch.cat(starts) if starts else torch.zeros(0, dtype=torch.int64)
+        self._step = Step(self._stager, sequences, counts, tentative)
+        self._angles = {}
 
     def _check_tentative(self) -> None:
         plan = self.resolved
@@ -178,20 +144,22 @@ class KVCache:
         if any(layer.kind == "state" for layer in plan.spec.layers):
             raise KvikError("drafts cannot be taken back on layers that keep a state")
 
-    def _stage(self, work: _Work, tentative: bool) -> None:
-        state = work.sequence.state
-        span = (work.start, work.start + work.count)
-        for group, main, tail in zip(self.resolved.groups, state.main, state.tail, strict=True):
-            if isinstance(main, RaggedTable):
-                work.groups.append(EvictingStep(self.pool, group, main, span))
-            else:
-                step = PositionalStep(self.pool, group, (main, tail), span, tentative)
-                work.groups.append(step)
+    @property
+    def positions(self) -> Tensor:
+        """Position of every row [N] of the flat batch of the current step."""
+        return self._now.positions
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         """Rows (start, end) of each sequence in the flat batch of the current step."""
-        return [(w.low, w.high) for w in self._work]
+        ends = list(accumulate(self._now.counts))
+        return list(zip([0, *ends], ends, strict=False))
+
+    @property
+    def _now(self) -> Step:
+        if self._step is None:
+            raise KvikError("no step was planned")
+        return self._step
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None
@@ -205,11 +173,11 @@ class KVCache:
         spec = self.resolved.spec.layers[layer]
         source = layer if spec.source is None else spec.source
         plan = self.resolved.layers[source]
-        if plan is None or not self._work:
+        if plan is None or self._step is None:
             raise KvikError(f"layer {layer} caches no tokens, or no step was planned")
         out = q.new_empty((q.shape[0], spec.heads, plan.spec.v_dim))
         lse = q.new_empty((q.shape[0], spec.heads))
-        for work in self._work:
+        for work in self._step.works:
             rows = slice(work.low, work.high)
             query = q[rows].view(work.count, plan.spec.kv_heads, -1, q.shape[-1])
             new: Streams = {}
@@ -232,7 +200,7 @@ class KVCache:
         return rotate(x, spec.rope, *self._angles[at])
 
     def _attend_one(
-        self, work: _Work, plan: LayerPlan, spec: LayerSpec, q: Tensor, new: Streams
+        self, work: Work, plan: LayerPlan, spec: LayerSpec, q: Tensor, new: Streams
     ) -> tuple[Tensor, Tensor]:
         """q [H, G, n, D], new streams [H, n, D], all before RoPE."""
         positions = self.positions[work.low : work.high]
@@ -248,7 +216,7 @@ class KVCache:
         groups = [work.groups[g.index] for g in self.resolved.groups_of_layer.get(plan.index, ())]
         if groups and isinstance(groups[0], EvictingStep):
             heads = [g for g in groups if isinstance(g, EvictingStep)]
-            return self._attend_heads(heads, plan, turned, positions, scoring, new)
+            return attend_heads(heads, turned, positions, scoring, new)
         if plan.index in work.shared and not new:
             keys = work.shared[plan.index]
         elif not groups:
@@ -264,7 +232,7 @@ class KVCache:
 
     def _keys(
         self,
-        work: _Work,
+        work: Work,
         step: PositionalStep,
         plan: LayerPlan,
         new: Streams,
@@ -283,99 +251,43 @@ class KVCache:
             pending.append(("v", v_parts))
         for stream, (codes, held) in pending:
             write = partial(step.store, plan, stream, codes, held)
-            if self._tentative:
+            if self._now.tentative:
                 work.deferred.append(write)
             else:
                 write()
         return step.keys(k, v)
 
-    def _attend_heads(
-        self,
-        heads: list[EvictingStep],
-        plan: LayerPlan,
-        q: Tensor,
-        positions: Tensor,
-        scoring: Scoring,
-        new: Streams,
-    ) -> tuple[Tensor, Tensor]:
-        """Attention head by head and segment by segment between the policy's events."""
-        outs, lses = [], []
-        for h, step in enumerate(heads):
-            step.load()
-            parts = []
-            for low, high in step.segments():
-                rows = slice(low - step.start, high - step.start)
-                step.append({s: x[h : h + 1, rows].float() for s, x in new.items()}, low, high)
-                keys = _cast(step.keys(), q.dtype)
-                if plan.k.pre_rope and plan.spec.rope is not None:
-                    turn = angles(plan.spec.rope, keys.position, q.dtype)
-                    keys = replace(keys, k=rotate(keys.k, plan.spec.rope, *turn))
-                query, at = q[h : h + 1, :, rows], positions[rows]
-                parts.append(attend(query, at, keys, scoring))
-                if "mass" in step.policy.signals:
-                    step.observe(mass(query, at, keys, scoring, parts[-1][1])[0])
-            step.store()
-            outs.append(torch.cat([o for o, _ in parts], 2))
-            lses.append(torch.cat([s for _, s in parts], 2))
-        return torch.cat(outs), torch.cat(lses)
-
     def read_state(self, layer: int) -> Tensor:
         """The state [B, *state_shape] of a ``state`` layer for the sequences of the step."""
-        states = [w.layer_states[layer] for w in self._work]
-        old = [w.sequence.state.layer_states[layer] for w in self._work]
-        now = [s if s is not None else o for s, o in zip(states, old, strict=True)]
-        return torch.stack([s for s in now if s is not None])
+        step = self._now
+        if layer in step.written:
+            return torch.stack(step.written[layer])
+        rows = (s.layer_states[layer] for s in step.before)
+        return torch.stack([row for row in rows if row is not None])
 
     def write_state(self, layer: int, state: Tensor) -> None:
         """Stages a new state [B, *state_shape]; published at commit, as float32."""
-        for work, row in zip(self._work, state, strict=True):
-            work.layer_states[layer] = row.to(torch.float32, copy=True)
+        self._now.written[layer] = [row.to(torch.float32, copy=True) for row in state]
 
     def commit(self, accepted: Seq[int] | None = None) -> None:
-        """Publishes the step. ``accepted`` tokens of each sequence stay (tentative steps only)."""
-        work, self._work = self._work, []
-        if accepted is not None:
-            if not self._tentative:
-                self._work = work
-                raise KvikError("only a tentative step can be accepted in part")
-            for w, count in zip(work, accepted, strict=True):
-                if not 0 <= count <= w.count:
-                    self._work = work
-                    raise KvikError(f"{count} of {w.count} tokens cannot be accepted")
-        for i, w in enumerate(work):
-            count = w.count if accepted is None else accepted[i]
-            self._publish(w, w.start + count)
+        """Publishes the step. ``accepted`` tokens of each sequence stay (tentative steps only).
 
-    def _publish(self, work: _Work, stop: int) -> None:
-        if self._tentative:
-            for step in work.groups:
-                if isinstance(step, PositionalStep):
-                    step.truncate(stop)
-            for write in work.deferred:
-                write()
-        old = work.sequence.state
-        states = zip(work.layer_states, old.layer_states, strict=True)
-        if not self.resolved.recompute:
-            work.sequence.state = State(
-                stop,
-                tuple(step.table for step in work.groups),
-                tuple(
-                    step.tail if isinstance(step, PositionalStep) else None for step in work.groups
-                ),
-                tuple(o if s is None else s for s, o in states),
-            )
-        for step in work.groups:
-            self.pool.release(step.dropped())
+        When something interrupts it, every sequence is as it was before ``plan``.
+        """
+        step = self._now
+        if accepted is not None:
+            if not step.tentative:
+                raise KvikError("only a tentative step can be accepted in part")
+            for count, most in zip(accepted, step.counts, strict=True):
+                if not 0 <= count <= most:
+                    raise KvikError(f"{count} of {most} tokens cannot be accepted")
+        self._step = None
+        step.commit(accepted)
 
     def abort(self) -> None:
         """Drops the step: every sequence is as it was before ``plan``."""
-        work, self._work = self._work, []
-        _abort(work)
-
-
-def _abort(work: list[_Work]) -> None:
-    for w in work:
-        for step in w.groups:
+        step, self._step = self._step, None
+        if step is not None:
             step.abort()
 
 

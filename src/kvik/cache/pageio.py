@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kvik.cache.pool import PagePool
+from kvik.cache.pool import Ids, PagePool
 from kvik.recipe.layout import ALIGN, PlaneSlot
 
 
@@ -48,8 +49,25 @@ def scatter(
         pool.buffer.view(-1, word).index_copy_(0, index, raw)
 
 
-def copy_pages(pool: PagePool, nbytes: int, source: Tensor, target: Tensor) -> None:
-    """Copies whole pages of ``nbytes``; ids [N] int64."""
+def copy_pages(pool: PagePool, nbytes: int, source: Ids, target: Ids) -> None:
+    """Copies whole pages of ``nbytes``; ids [N]."""
     rows = pool.buffer.view(torch.int64).view(-1, ALIGN // 8)
-    count = torch.arange(nbytes // ALIGN)
-    rows[(target.unsqueeze(1) + count).flatten()] = rows[(source.unsqueeze(1) + count).flatten()]
+    rows[rows_of(target, nbytes)] = rows[rows_of(source, nbytes)]
+
+
+def read_pages(pool: PagePool, nbytes: int, ids: Ids) -> Tensor:
+    """A copy [N, nbytes] of whole pages [N]."""
+    rows = pool.buffer.view(torch.int64).view(-1, ALIGN // 8)
+    return rows[rows_of(ids, nbytes)].view(torch.uint8).view(ids.size, nbytes)
+
+
+def write_pages(pool: PagePool, nbytes: int, ids: Ids, data: Tensor) -> None:
+    """Overwrites whole pages [N] with ``data`` [N, nbytes]."""
+    rows = pool.buffer.view(torch.int64).view(-1, ALIGN // 8)
+    rows[rows_of(ids, nbytes)] = data.view(torch.int64).view(-1, ALIGN // 8)
+
+
+def rows_of(ids: Ids, nbytes: int) -> Tensor:
+    """The 64-byte rows [N * nbytes / 64] of pages [N] of ``nbytes``."""
+    start = torch.from_numpy(ids.astype(np.int64)).unsqueeze(1)
+    return (start + torch.arange(nbytes // ALIGN)).flatten()

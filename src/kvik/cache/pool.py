@@ -148,6 +148,10 @@ class PagePool:
         """Whether a page has more than one reference, so that nobody may write to it."""
         return self._ledger.count(page) > 1
 
+    def any_shared(self, pages: Sequence[int]) -> bool:
+        """Whether any of the pages has more than one reference."""
+        return bool((self._ledger.counts(np.array(pages, dtype=np.int32)) > 1).any())
+
     def give_back(self) -> int:
         """Returns the memory of free slabs to the system, and how many bytes that was.
 

@@ -1,4 +1,4 @@
-"""One step of one sequence in a group that keeps tokens by position.
+"""Attention of one step of one sequence in a group that keeps tokens by position.
 
 A stream's tokens at the start of a step at position n0 with n new tokens:
 
@@ -13,7 +13,6 @@ that; both exist for the length of a step, as two entries with disjoint visibili
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvik.cache.pageio import copy_pages, gather, scatter
+from kvik.cache.pageio import gather, scatter
 from kvik.cache.pool import Ids, PagePool
 from kvik.cache.table import Table
 from kvik.ops import Keys
 from kvik.recipe.codec import Codec, Stream
-from kvik.recipe.layout import PageFormat, PlaneSlot
-from kvik.recipe.plan import Group, LayerPlan, pages_of
+from kvik.recipe.layout import PlaneSlot
+from kvik.recipe.plan import Group, LayerPlan
 from kvik.recipe.resolve import tail_codec
-from kvik.recipe.retention import FOREVER, Ranges
+from kvik.recipe.retention import FOREVER
 
 Planes = dict[str, Tensor]
 
@@ -50,93 +49,25 @@ class Entries:
 
 
 class PositionalStep:
-    """Staged tables of a sequence and group, and the index work shared by the group's layers."""
+    """What the layers of a group see of a sequence in a step, and where they write.
+
+    ``stop``, ``table`` and ``tail`` shrink when drafts are taken back.
+    """
 
     def __init__(
         self,
         pool: PagePool,
         group: Group,
-        tables: tuple[Table, Table | None],
+        old: tuple[Table, Table | None],
+        new: tuple[Table, Table | None],
         span: tuple[int, int],
-        tentative: bool = False,
     ) -> None:
-        """Allocates the pages that the tokens ``span`` = [start, stop) need.
-
-        A ``tentative`` step may be cut short, so it needs the pages of every possible end.
-        CapacityError when the pool is full; nothing is allocated then.
-        """
+        """Tables before and after the tokens ``span`` = [start, stop)."""
         self.pool, self.group = pool, group
         self.start, self.stop = span
-        self.old_main, self.old_tail = tables
-        self.stops = range(self.start + 1, self.stop + 1) if tentative else (self.stop,)
-        self.fresh: list[Ids] = []
+        self.old_main, self.old_tail = old
+        self.table, self.tail = new
         self._target_cache: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor | None]] = {}
-        self.table = self._stage(self.old_main, group.main, group.main_ranges)
-        self.tail = self.old_tail
-        if group.tail is not None and self.old_tail is not None:
-            self.tail = self._stage(self.old_tail, group.tail, group.tail_ranges)
-
-    def _stage(self, old: Table, page: PageFormat, ranges: Callable[[int], Ranges]) -> Table:
-        """The table after the step: pages that stay, copies of shared ones, new ones."""
-        tokens = self.group.tokens
-        wanted = {n for stop in self.stops for n in pages_of(ranges(stop), tokens)}
-        numbers = np.asarray(sorted(wanted), dtype=np.int32)
-        at = np.searchsorted(old.numbers, numbers)
-        found = at < old.numbers.size
-        found[found] = old.numbers[at[found]] == numbers[found]
-        pages = np.zeros(numbers.size, dtype=np.int32)
-        pages[found] = old.pages[at[found]]
-        written = self.group.waiting(self.start) if page is self.group.main else self.start
-        shared = np.flatnonzero(found & (numbers >= written // tokens))
-        shared = shared[self.pool.references(pages[shared]) > 1]
-        missing = np.flatnonzero(~found)
-        need = shared.size + missing.size
-        if need:
-            try:
-                fresh = self.pool.alloc(page.nbytes, need)
-            except BaseException:
-                self.abort()
-                raise
-            self.fresh.append(fresh)
-            if shared.size:
-                source, target = pages[shared].copy(), fresh[: shared.size]
-                copy_pages(self.pool, page.nbytes, _long(source), _long(target))
-                pages[shared] = target
-            pages[missing] = fresh[shared.size :]
-        return Table(numbers, pages)
-
-    def abort(self) -> None:
-        """Gives back what the step allocated."""
-        for ids in self.fresh:
-            self.pool.release(ids)
-        self.fresh = []
-
-    def truncate(self, stop: int) -> None:
-        """Accepts only the tokens below ``stop``: tables shrink, unused new pages go back."""
-        self.stop = stop
-        main, tail = self.table, self.tail
-        self.table = self._cut(main, self.old_main, self.group.main_ranges(stop))
-        if tail is not None and self.old_tail is not None:
-            self.tail = self._cut(tail, self.old_tail, self.group.tail_ranges(stop))
-        kept = [self.table.pages] + ([self.tail.pages] if self.tail is not None else [])
-        for ids in self.fresh:
-            self.pool.release(ids[~np.isin(ids, np.concatenate(kept))])
-        self.fresh = []
-
-    def _cut(self, staged: Table, old: Table, ranges: Ranges) -> Table:
-        numbers = pages_of(ranges, self.group.tokens)
-        by_number = dict(zip(old.numbers.tolist(), old.pages.tolist(), strict=True))
-        by_number.update(zip(staged.numbers.tolist(), staged.pages.tolist(), strict=True))
-        pages = np.asarray([by_number[n] for n in numbers], dtype=np.int32)
-        return Table(np.asarray(numbers, dtype=np.int32), pages)
-
-    def dropped(self) -> Ids:
-        """Published pages that the staged tables no longer hold."""
-        pairs = [(self.old_main, self.table)]
-        if self.old_tail is not None and self.tail is not None:
-            pairs.append((self.old_tail, self.tail))
-        gone = [old.pages[~np.isin(old.pages, new.pages)] for old, new in pairs]
-        return np.concatenate(gone)
 
     # What the layers of the group see
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from kvik.cache.pool import Ids
 EMPTY: Ids = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Pages of a group that keeps tokens by position.
 
@@ -29,13 +30,8 @@ class Table:
         """Bytes of the table itself."""
         return self.numbers.nbytes + self.pages.nbytes
 
-    def only(self, numbers: list[int]) -> Table:
-        """The table with nothing but these page numbers, all of which it has."""
-        keep = np.isin(self.numbers, numbers)
-        return Table(self.numbers[keep], self.pages[keep])
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RaggedTable:
     """Pages of one KV head whose tokens were chosen: slot i holds the token at ``positions[i]``.
 
@@ -53,17 +49,20 @@ class RaggedTable:
         return self.positions.nbytes + self.pages.nbytes + mass
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What a sequence has cached after ``length`` tokens: tables per group, tensors per layer.
 
     Immutable: a step publishes a new one. Forks and snapshots hold references to its pages.
+    Steps that end at or below ``steady`` tokens need no other tables than these, unless one of
+    the pages ``open``, which they write to, is shared.
     """
 
     length: int
     main: tuple[Table | RaggedTable, ...]
     tail: tuple[Table | None, ...]
     layer_states: tuple[Tensor | None, ...]
+    steady: int = -1
+    open: tuple[int, ...] = ()
 
     def pages(self) -> Ids:
         """Ids of all pages, one entry per reference."""

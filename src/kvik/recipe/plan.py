@@ -69,10 +69,14 @@ class Group:
 
     def coded(self, seen: int) -> int:
         """Leading tokens that have a code in some stream after ``seen`` tokens."""
+        if self.tail is None:
+            return seen
         return max(c.closed(seen) for c in self.layers[0].codecs)
 
     def waiting(self, seen: int) -> int:
         """First token that some stream still holds in full precision after ``seen`` tokens."""
+        if self.tail is None:
+            return seen
         return min(c.closed(seen) for c in self.layers[0].codecs)
 
     def main_ranges(self, seen: int) -> Ranges:

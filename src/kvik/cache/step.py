@@ -1,0 +1,272 @@
+"""A step of a batch: staged for all its sequences at once, then published or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvik.cache.change import TableChange, changes, steady
+from kvik.cache.evicting import EvictingStep
+from kvik.cache.pageio import copy_pages
+from kvik.cache.pool import Ids, PagePool
+from kvik.cache.positional import PositionalStep
+from kvik.cache.table import EMPTY, RaggedTable, Sequence, State, Table
+from kvik.ops import Keys
+from kvik.recipe.plan import Plan, page_ranges
+from kvik.recipe.retention import FOREVER
+
+Change = TableChange | EvictingStep
+
+
+class Stager:
+    """Works out which pages a sequence needs, for one plan in one pool."""
+
+    def __init__(self, plan: Plan, pool: PagePool) -> None:
+        self.plan, self.pool = plan, pool
+        self.nothing = (0,) * len(pool.page_bytes)
+        self._classes = [
+            [pool.page_bytes.index(page.nbytes) for page in (g.main, g.tail) if page]
+            for g in plan.groups
+        ]
+
+    def tables(self, state: State) -> Iterator[tuple[int, Table | RaggedTable]]:
+        """All tables of a state, each with the size class of its pages."""
+        for classes, main, tail in zip(self._classes, state.main, state.tail, strict=True):
+            yield classes[0], main
+            if tail is not None:
+                yield classes[1], tail
+
+    def quiet(self, state: State, stop: int) -> bool:
+        """Whether the sequence can go on to ``stop`` tokens with the very tables it has."""
+        if stop > state.steady:
+            return False
+        shared = self.pool.shared
+        return not any(shared(page) for page in state.open)
+
+    def stage(self, state: State, stop: int, tentative: bool) -> list[tuple[int, Change]]:
+        """What changes in each table, in the order of groups, with its size class."""
+        found: list[tuple[int, Change]] = []
+        span = (state.length, stop)
+        for group, main, tail in zip(self.plan.groups, state.main, state.tail, strict=True):
+            classes = self._classes[group.index]
+            if isinstance(main, RaggedTable):
+                found.append((classes[0], EvictingStep(self.pool, group, main, span)))
+            else:
+                tables = changes(self.pool, group, (main, tail), span, tentative)
+                found += zip(classes, tables, strict=True)
+        return found
+
+    def demand(self, state: State, stop: int) -> tuple[int, ...]:
+        """Pages of each size class that the sequence needs to get to ``stop`` tokens."""
+        if self.quiet(state, stop):
+            return self.nothing
+        need = list(self.nothing)
+        for index, change in self.stage(state, stop, False):
+            need[index] += change.need
+        return tuple(need)
+
+
+class Work:
+    """One sequence's part of a step: rows ``low .. high`` of the flat batch."""
+
+    def __init__(self, start: int, low: int, count: int) -> None:
+        self.start, self.low, self.count, self.high = start, low, count, low + count
+        self.groups: list[PositionalStep | EvictingStep] = []
+        self.deferred: list[Callable[[], None]] = []
+        self.shared: dict[int, Keys] = {}
+
+
+class Step:
+    """A step under way. Sequences that need no other tables are not staged at all."""
+
+    def __init__(
+        self, stager: Stager, sequences: Seq[Sequence], counts: Seq[int], tentative: bool
+    ) -> None:
+        """CapacityError when the pool has not enough pages; nothing has changed then."""
+        self.stager, self.pool, self.plan = stager, stager.pool, stager.plan
+        self.sequences, self.counts, self.tentative = tuple(sequences), tuple(counts), tentative
+        self.before = [s.state for s in sequences]
+        self.written: dict[int, list[Tensor]] = {}
+        self._fresh: list[Ids] = []
+        self._staged = self._stage()
+        try:
+            self._allocate()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _stage(self) -> dict[int, list[tuple[int, Change]]]:
+        moving: list[int] = []
+        written: list[int] = []
+        for i, (state, count) in enumerate(zip(self.before, self.counts, strict=True)):
+            if state.length + count > state.steady:
+                moving.append(i)
+            else:
+                written += state.open
+        if self.pool.any_shared(written):
+            ends = zip(self.before, self.counts, strict=True)
+            quiet = [self.stager.quiet(s, s.length + n) for s, n in ends]
+            moving = [i for i, still in enumerate(quiet) if not still]
+        return {i: self._stage_one(i) for i in moving}
+
+    def _stage_one(self, i: int) -> list[tuple[int, Change]]:
+        state = self.before[i]
+        return self.stager.stage(state, state.length + self.counts[i], self.tentative)
+
+    def _allocate(self) -> None:
+        """One request a size class for the whole batch, handed out to the tables in order."""
+        sizes = self.pool.page_bytes
+        by_class: list[list[Change]] = [[] for _ in sizes]
+        for staged in self._staged.values():
+            for index, change in staged:
+                by_class[index].append(change)
+        for nbytes, mine in zip(sizes, by_class, strict=True):
+            need = sum(change.need for change in mine)
+            fresh = self.pool.alloc(nbytes, need) if need else EMPTY
+            self._fresh.append(fresh)
+            at, sources, targets = 0, [], []
+            for change in mine:
+                change.settle(fresh[at : at + change.need])
+                at += change.need
+                if isinstance(change, TableChange) and change.copies:
+                    sources += [int(change.old.pages[index]) for _, index in change.copies]
+                    targets += [int(change.fresh[which]) for which, _ in change.copies]
+            if sources:
+                copy_pages(self.pool, nbytes, _ids(sources), _ids(targets))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Position of every row [N] of the flat batch."""
+        start = np.array([s.length for s in self.before], dtype=np.int64)
+        count = np.array(self.counts, dtype=np.int64)
+        first = start - np.cumsum(count) + count
+        return torch.from_numpy(np.repeat(first, count) + np.arange(count.sum()))
+
+    @cached_property
+    def works(self) -> list[Work]:
+        """What attention needs for each sequence."""
+        found, low = [], 0
+        for i, (state, count) in enumerate(zip(self.before, self.counts, strict=True)):
+            found.append(Work(state.length, low, count))
+            found[-1].groups = self._groups(state, count, self._staged.get(i))
+            low += count
+        return found
+
+    def _groups(
+        self, state: State, count: int, staged: list[tuple[int, Change]] | None
+    ) -> list[PositionalStep | EvictingStep]:
+        moved = iter([change for _, change in staged or ()])
+        span = (state.length, state.length + count)
+        found: list[PositionalStep | EvictingStep] = []
+        for group, main, tail in zip(self.plan.groups, state.main, state.tail, strict=True):
+            if isinstance(main, RaggedTable):
+                step = next(moved)
+                assert isinstance(step, EvictingStep)
+                found.append(step)
+            else:
+                new = (main, tail) if staged is None else _new(moved, tail is not None)
+                found.append(PositionalStep(self.pool, group, (main, tail), new, span))
+        return found
+
+    # The end of a step
+
+    def commit(self, accepted: Seq[int] | None) -> None:
+        """Publishes all sequences or, when anything interrupts, none: then the step is dropped."""
+        if self.plan.recompute:
+            return
+        try:
+            stops = self.counts if accepted is None else tuple(accepted)
+            gone = self._shrink(stops) if self.tentative else []
+            after = [
+                State(s.length + n, s.main, s.tail, s.layer_states, s.steady, s.open)
+                for s, n in zip(self.before, stops, strict=True)
+            ]
+            for i, staged in self._staged.items():
+                after[i] = self._moved(after[i], iter([change for _, change in staged]))
+                gone += [change.dropped() for _, change in staged]
+            if self.written:
+                after = [self._with_layer_states(i, state) for i, state in enumerate(after)]
+            for sequence, state in zip(self.sequences, after, strict=True):
+                sequence.state = state
+            if gone:
+                self.pool.release(np.concatenate(gone))
+        except BaseException:
+            for sequence, state in zip(self.sequences, self.before, strict=True):
+                sequence.state = state
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Gives back what was allocated; every sequence is as it was before the step."""
+        fresh, self._fresh = self._fresh, []
+        for ids in fresh:
+            self.pool.release(ids)
+
+    def _shrink(self, stops: tuple[int, ...]) -> list[Ids]:
+        """Takes drafts back and writes what is left; returns fresh pages that nobody needs."""
+        spare = []
+        for i, staged in self._staged.items():
+            state, moved = self.before[i], iter([change for _, change in staged])
+            seen = state.length + stops[i]
+            for group, tail in zip(self.plan.groups, state.tail, strict=True):
+                main_ranges = page_ranges(group.main_ranges(seen), group.tokens)
+                spare.append(_table_change(moved).cut(main_ranges))
+                if tail is not None:
+                    tail_ranges = page_ranges(group.tail_ranges(seen), group.tokens)
+                    spare.append(_table_change(moved).cut(tail_ranges))
+        for i, (work, count) in enumerate(zip(self.works, stops, strict=True)):
+            state, moved = self.before[i], iter([change for _, change in self._staged.get(i, ())])
+            for step, tail in zip(work.groups, state.tail, strict=True):
+                assert isinstance(step, PositionalStep)
+                step.stop = work.start + count
+                if i in self._staged:
+                    step.table, step.tail = _new(moved, tail is not None)
+            for write in work.deferred:
+                write()
+        return spare
+
+    def _moved(self, state: State, moved: Iterator[Change]) -> State:
+        """The state with the tables that were staged for it."""
+        main: list[Table | RaggedTable] = []
+        tail: list[Table | None] = []
+        until, written = FOREVER, []
+        for group, old, held in zip(self.plan.groups, state.main, state.tail, strict=True):
+            if isinstance(old, RaggedTable):
+                main.append(next(moved).new)
+                tail.append(None)
+                until = -1
+                continue
+            table, kept = _new(moved, held is not None)
+            main.append(table)
+            tail.append(kept)
+            end, pages = steady(group, state.length, table, kept)
+            until = min(until, end)
+            written += pages
+        layers = state.layer_states
+        return State(state.length, tuple(main), tuple(tail), layers, until, tuple(written))
+
+    def _with_layer_states(self, i: int, state: State) -> State:
+        now = list(state.layer_states)
+        for layer, rows in self.written.items():
+            now[layer] = rows[i]
+        return state._replace(layer_states=tuple(now))
+
+
+def _ids(pages: list[int]) -> Ids:
+    return np.array(pages, dtype=np.int32)
+
+
+def _table_change(moved: Iterator[Change]) -> TableChange:
+    change = next(moved)
+    assert isinstance(change, TableChange)
+    return change
+
+
+def _new(moved: Iterator[Change], has_tail: bool) -> tuple[Table, Table | None]:
+    main = _table_change(moved).new
+    return main, _table_change(moved).new if has_tail else None
