@@ -152,6 +152,56 @@ def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any)
     return compare_recipes(model, recipes, as_json=as_json, **options)
 
 
+@cli.group(
+    cls=_HelpGroup, invoke_without_command=True, epilog="kvik bench waste\nkvik bench waste --help"
+)
+@click.pass_context
+def bench(ctx: click.Context) -> None:
+    """Measure what sharing one pool of pages is worth."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@bench.command(
+    epilog="kvik bench waste --out out/waste\n"
+    "kvik bench waste --trace alpaca --kv int8 --memory 4GiB --rate 20\n"
+    "kvik bench waste --model ./config.json --context 4096 --trace requests.jsonl --json"
+)
+@click.option(
+    "--trace", default="sharegpt", show_default=True, help="sharegpt, alpaca, or a JSON Lines file."
+)
+@click.option("--model", default="opt-13b", show_default=True, help="A shape, or MODEL as in run.")
+@click.option("--memory", default="12GiB", show_default=True, help="KV bytes that each may use.")
+@click.option("--kv", "recipe", default="fp16", show_default=True, help="Recipe of the cache.")
+@click.option("--context", type=click.IntRange(1), help="Longest request.  [default: the model's]")
+@click.option("--requests", type=click.IntRange(1, 100_000), help="Of the trace.  [default: 300]")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.0, 1e6, min_open=True),
+    help="Requests that arrive in a second.  [default: 4]",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the trace.  [default: 0]")
+@click.option(
+    "--step",
+    default=0.04,
+    show_default=True,
+    type=click.FloatRange(0.0, 1e3, min_open=True),
+    help="Seconds that a step takes.",
+)
+@click.option("--out", type=click.Path(), help="Folder for waste.json, waste.svg and trace.jsonl.")
+@_JSON
+def waste(as_json: bool, **options: Any) -> None:
+    """Say where the KV bytes go while a trace of requests runs.
+
+    The trace runs on kvik's pages and on three systems that reserve a contiguous block for each
+    request (the longest possible, to the next power of two, exact), all at the same KV budget.
+    Shapes that need no model: opt-13b, llama-3-8b, llama-3-70b.
+    """
+    from kvik.commands.bench import WasteOptions, report_waste
+
+    report_waste(WasteOptions(as_json=as_json, **options))
+
+
 @cli.command(epilog="kvik doctor\nkvik doctor --json")
 @_JSON
 def doctor(as_json: bool) -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
 import psutil
 
 from kvik import env
+from kvik.errors import KvikError
 
 # In the order in which a kernel would prefer them.
 _FLAGS = ("avx512_vnni", "avx512f", "avx_vnni", "avx2", "fma", "f16c", "i8mm", "asimddp", "asimd")
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in (("", 1024), ("b", 1000), ("ib", 1024))
+}
+_SIZE = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_UNITS)})", re.ASCII | re.IGNORECASE)
 
 
 @cache
@@ -115,3 +125,15 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it, such as ``12GiB``, ``512 MiB``, ``2GB`` or ``4096``; whole bytes.
+
+    KvikError for anything else.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(Decimal(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if size < 1:
+        raise KvikError(f"{text[:40]!r} is no size in bytes: write 512MiB, 12GiB or 4096")
+    return size

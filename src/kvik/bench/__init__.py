@@ -1,0 +1,1 @@
+"""Benchmarks: what paging saves against reserving, on a trace of requests."""
