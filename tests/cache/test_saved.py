@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,31 @@ import torch
 from tests import tracers
 from torch import Tensor
 
-from kvik.cache import KVCache, PagePool, Sequence, choose_slab, dump, load
-from kvik.cache.saved import DIGEST, MAGIC
+from kvik.cache import KVCache, PagePool, Saved, choose_slab, saved
+from kvik.cache import Sequence as Cached
+from kvik.cache.container import MAGIC, MAX_HEADER, PREFIX, SEAL, VERSION
 from kvik.errors import CapacityError, KvikError
-from kvik.models import Model
+from kvik.models import Model, random_model
 from kvik.plan import kv_bytes, pool_capacity
 from kvik.recipe import Recipe
 from kvik.testing import models
 
 assert tracers.PerChannel.names  # importing them registered them
 
-PREFIX = len(MAGIC) + DIGEST
+ID = bytes(range(32))
+
+
+def dump(cache: KVCache, sequence: Cached, **more: Any) -> bytes:
+    """A file of tokens 0, 1, 2 ... unless ``ids`` says otherwise."""
+    return saved.dump(cache, sequence, **({"ids": range(sequence.length), "identity": ID} | more))
+
+
+def restore(cache: KVCache, data: bytes) -> Saved:
+    return saved.load(cache, data, identity=ID)
+
+
+def load(cache: KVCache, data: bytes) -> Cached:
+    return restore(cache, data).sequence
 
 
 def make(model: Model, recipe: str, dirt: int = 0, room: int = 3) -> KVCache:
@@ -37,24 +51,34 @@ def make(model: Model, recipe: str, dirt: int = 0, room: int = 3) -> KVCache:
     return KVCache(plan, pool)
 
 
-def feed(model: Model, cache: KVCache, sequence: Sequence, tokens: list[int]) -> Tensor:
+def feed(model: Model, cache: KVCache, sequence: Cached, tokens: list[int]) -> Tensor:
     cache.plan([sequence], [len(tokens)])
     logits = model.forward(torch.tensor(tokens), cache.positions, cache)
     cache.commit()
     return logits
 
 
-def forge(header: Any, rest: bytes = b"", size: int | None = None) -> bytes:
-    """A file with a valid checksum."""
+def forge(
+    header: Any, rest: Sequence[bytes] = (), size: int | None = None, version: int = VERSION
+) -> bytes:
+    """A file with valid seals: the header, then sections."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    body = (len(text) if size is None else size).to_bytes(8, "little") + text + rest
-    return MAGIC + hashlib.sha256(body).digest() + body
+    data = PREFIX.pack(MAGIC, version, len(text) if size is None else size) + text
+    data += hashlib.sha256(data).digest()
+    for section in rest:
+        data += section
+        data += hashlib.sha256(data).digest()
+    return data
 
 
-def parts(data: bytes) -> tuple[dict[str, Any], bytes]:
-    size = int.from_bytes(data[PREFIX : PREFIX + 8], "little")
-    start = PREFIX + 8 + size
-    return json.loads(data[PREFIX + 8 : start]), data[start:]
+def parts(data: bytes) -> tuple[dict[str, Any], tuple[bytes, bytes]]:
+    """Header, tables and pages of a file; the pages begin where the second seal ends."""
+    size = PREFIX.unpack(data[: PREFIX.size])[2]
+    header, at = json.loads(data[PREFIX.size : PREFIX.size + size]), PREFIX.size + size + SEAL
+    for end in range(at, len(data) - SEAL + 1):
+        if data[end : end + SEAL] == hashlib.sha256(data[:end]).digest():
+            return header, (data[at:end], data[end + SEAL : -SEAL])
+    raise AssertionError("no second seal")
 
 
 ROUND_TRIPS = [
@@ -143,29 +167,35 @@ def test_any_flipped_bit_is_noticed(small: tuple[Model, KVCache, bytes]) -> None
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1 << int(chance.integers(8))
-        refused(cache, bytes(damaged), "no saved kvik sequence" if at < len(MAGIC) else "damaged")
+        refused(cache, bytes(damaged), "no saved kvik sequence" if at < len(MAGIC) else "saved")
 
 
 def test_any_truncation_is_noticed(small: tuple[Model, KVCache, bytes]) -> None:
     _, cache, data = small
-    for length in [*range(0, PREFIX + 200), *range(PREFIX + 200, len(data), 37)]:
-        refused(cache, data[:length])
-    refused(cache, data + b"\0", "damaged")
+    for length in range(len(data)):
+        refused(cache, data[:length], "saved kvik" if length < PREFIX.size else "cut short")
+    refused(cache, data + b"\0", "belong to nothing")
     refused(cache, b"")
     refused(cache, b"GGUF" + data)
 
 
 def test_files_of_another_recipe_or_model_are_refused() -> None:
-    model = models.plain()
-    caches = [make(model, r) for r in ("int8", "int8+page:16", "int4", "int8:group=16", "int8@0")]
-    caches += [make(models.grouped(), "int8"), make(models.latent(), "int8")]
-    files = [dump(c, c.create()) for c in caches]
-    for i, cache in enumerate(caches):
-        for j, data in enumerate(files):
-            if i == j:
-                assert load(cache, data).length == 0
-            else:
-                refused(cache, data, "another model or recipe")
+    recipes = ("int8", "int8+page:16", "int4", "int8:group=16", "int8@0")
+    pairs = [(models.plain(), recipe) for recipe in recipes]
+    pairs += [(models.grouped(), "int8"), (models.latent(), "int8")]
+    caches = [make(*pair) for pair in pairs]
+    files = [
+        dump(c, c.create(), identity=model.identity)
+        for c, (model, _) in zip(caches, pairs, strict=True)
+    ]
+    for cache, (model, recipe) in zip(caches, pairs, strict=True):
+        for data, (maker, saved_by) in zip(files, pairs, strict=True):
+            if model is maker and recipe == saved_by:
+                assert saved.load(cache, data, identity=model.identity).ids == ()
+                continue
+            what = "model" if recipe == saved_by else "recipe"
+            with pytest.raises(KvikError, match=f"belongs to another {what}"):
+                saved.load(cache, data, identity=model.identity)
 
 
 @pytest.mark.parametrize("recipe", ["fp16+page:4", "int8@0+fp16+page:8@1", "heavy:9,every=16"])
@@ -206,56 +236,98 @@ def test_forged_lengths_do_no_harm(recipe: str) -> None:
     sequence = cache.create()
     if recipe != "none":
         feed(model, cache, sequence, list(range(41)))
-    header, rest = parts(dump(cache, sequence))
+    header, (tables, pages) = parts(dump(cache, sequence))
     cache.free(sequence)
-    for length in LENGTHS:
-        for blob in (rest, b"", rest[:-1], rest + b"\0" * 64):
+    claims = [{"length": n} for n in LENGTHS] + [{"ids": n} for n in LENGTHS]
+    claims += [{"length": n, "ids": n} for n in LENGTHS] + [{"marks": n} for n in LENGTHS]
+    for claim in claims:
+        for rest in ((tables, pages), (), (tables,), (tables[:-1], pages), (tables + pages, b"")):
             start = time.perf_counter()
             before = cache.pool.stats()
             try:
-                back = load(cache, forge(header | {"length": length}, blob))
+                back = restore(cache, forge(header | claim, rest))
             except KvikError:
                 assert cache.pool.stats() == before
             else:
-                assert type(length) is int
-                assert back.length == length
-                assert cache.nbytes(back) == kv_bytes(cache.resolved, length).total
-                cache.free(back)
-            assert time.perf_counter() - start < 1, length
+                assert all(type(n) is int for n in claim.values())
+                assert len(back.ids) == {**header, **claim}["ids"]
+                length = back.sequence.length
+                assert cache.nbytes(back.sequence) == kv_bytes(cache.resolved, length).total
+                cache.free(back.sequence)
+            assert time.perf_counter() - start < 1, claim
 
 
-FORGED: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
+Forged = Callable[[dict[str, Any], tuple[bytes, bytes]], bytes]
+FORGED: dict[str, Forged] = {
     "no keys": lambda h, r: forge({}, r),
-    "no length": lambda h, r: forge({"plan": h["plan"]}, r),
-    "no plan": lambda h, r: forge({"length": h["length"]}, r),
-    "a list": lambda h, r: forge([h["plan"], h["length"]], r),
+    "no length": lambda h, r: forge({k: v for k, v in h.items() if k != "length"}, r),
+    "one key more": lambda h, r: forge({**h, "more": 1}, r),
+    "a list": lambda h, r: forge([h], r),
     "a number": lambda h, r: forge(7, r),
     "null": lambda h, r: forge(None, r),
-    "a string": lambda h, r: forge("plan length", r),
+    "a string": lambda h, r: forge("ids length", r),
     "no json": lambda h, r: forge(b"length=41", r),
     "nothing": lambda h, r: forge(b"", r),
     "not utf-8": lambda h, r: forge(b"\xff\xfe{", r),
     "deep": lambda h, r: forge(b"[" * 4000, r),
-    "very deep": lambda h, r: forge(b"[" * 1_000_000, r),
-    "deep objects": lambda h, r: forge(b'{"plan":' * 500, r),
+    "very deep": lambda h, r: forge(b"[" * MAX_HEADER, r),
+    "deeper than a header": lambda h, r: forge(b"[" * 1_000_000, r),
+    "deep objects": lambda h, r: forge(b'{"length":' * 500, r),
     "many digits": lambda h, r: forge(b'{"length": ' + b"9" * 4000 + b"}", r),
     "a long header": lambda h, r: forge(json.dumps(h).encode() + b" " * 5_000_000, r),
-    "a header beyond the file": lambda h, r: forge(h, r, size=2**40),
-    "a huge header": lambda h, r: forge(h, r, size=2**64 - 1),
+    "a header beyond the file": lambda h, r: forge(h, r, size=60_000),
+    "a huge header": lambda h, r: forge(h, r, size=2**32 - 1),
     "half a header": lambda h, r: forge(h, r, size=10),
-    "more than belongs to it": lambda h, r: forge(h, r + b"\0" * 64),
-    "less than belongs to it": lambda h, r: forge(h, r[:-1]),
-    "another plan": lambda h, r: forge({**h, "plan": "0" * 64}, r),
-    "a plan that is no text": lambda h, r: forge({**h, "plan": [h["plan"]]}, r),
-    "only a size": lambda h, r: MAGIC + hashlib.sha256(b"\1").digest() + b"\1",
-    "no size": lambda h, r: MAGIC + hashlib.sha256(b"").digest(),
+    "more pages than belong to it": lambda h, r: forge(h, (r[0], r[1] + b"\0" * 64)),
+    "fewer pages than belong to it": lambda h, r: forge(h, (r[0], r[1][:-1])),
+    "more tables": lambda h, r: forge(h, (r[0] + b"\0" * 8, r[1])),
+    "no second section": lambda h, r: forge(h, r[:1]),
+    "another recipe": lambda h, r: forge({**h, "recipe_digest": "0" * 64}, r),
+    "another model": lambda h, r: forge({**h, "model": "0" * 64}, r),
+    "another layout": lambda h, r: forge({**h, "layout": "0" * 64}, r),
+    "a model that is no text": lambda h, r: forge({**h, "model": [h["model"]]}, r),
+    "a domain that is no text": lambda h, r: forge({**h, "domain": None}, r),
+    "an older version": lambda h, r: forge(h, r, version=1),
+    "a newer version": lambda h, r: forge(h, r, version=VERSION + 1),
+    "another seal": lambda h, r: forge(h, r)[:-1] + b"?",
 }
 
 
 @pytest.mark.parametrize("what", FORGED)
 def test_forged_headers_do_no_harm(what: str, small: tuple[Model, KVCache, bytes]) -> None:
     _, cache, data = small
+    assert forge(*parts(data)) == data, "what is forged differs in one thing"
     refused(cache, FORGED[what](*parts(data)))
+
+
+def test_refusals_say_what_to_do(small: tuple[Model, KVCache, bytes]) -> None:
+    _, cache, data = small
+    header, rest = parts(data)
+    refused(cache, forge(header, rest, version=VERSION + 1), "newer versions.*update kvik")
+    refused(
+        cache, forge(header, rest, version=1), "older versions of kvik.*save the sequence again"
+    )
+    refused(cache, forge(header | {"recipe_digest": "0", "recipe": "int3"}, rest), "'int3', not to")
+    refused(cache, data[:-9], "cut short; delete it and save the sequence again")
+
+
+def integers(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
+def test_forged_ids_and_marks_are_refused(small: tuple[Model, KVCache, bytes]) -> None:
+    _, cache, _ = small
+    model = models.grouped()
+    sequence = cache.create()
+    feed(model, cache, sequence, [1, 2, 3, 4, 5])
+    header, (tables, pages) = parts(dump(cache, sequence, ids=[1, 2, 3, 4, 5], marks=[2, 5]))
+    cache.free(sequence)
+    ids, rest = integers(1, 2, 3, 4, 5), tables[56:]
+    assert tables[:56] == ids + integers(2, 5)
+    refused(cache, forge(header, (integers(1, 2, -3, 4, 5) + tables[40:], pages)), "token ids")
+    for marks in ((5, 2), (2, 2), (-1, 5), (2, 6), (2, 2**62)):
+        forged = forge(header, (ids + integers(*marks) + rest, pages))
+        refused(cache, forged, "impossible marks")
 
 
 def test_forged_positions_are_refused() -> None:
@@ -263,15 +335,65 @@ def test_forged_positions_are_refused() -> None:
     cache = make(model, "heavy:9,every=16")
     sequence = cache.create()
     feed(model, cache, sequence, list(range(41)))
-    header, rest = parts(dump(cache, sequence))
+    header, (tables, pages) = parts(dump(cache, sequence))
     cache.free(sequence)
     policy = cache.resolved.groups[0].evicting
     assert policy is not None
-    count = policy.stored(41, 0, 0)
-    good = np.frombuffer(rest[: 4 * count], np.int32)
+    count, at = policy.stored(41, 0, 0), 8 * 41
+    good = np.frombuffer(tables[at : at + 4 * count], np.int32)
+    rest = tables[at + 4 * count :]
     for change in (good[::-1], good * 0, good - 1000, good + 41, np.minimum(good, good[-2])):
-        forged = forge(header, change.astype(np.int32).tobytes() + rest[4 * count :])
+        forged = forge(header, (tables[:at] + change.astype(np.int32).tobytes() + rest, pages))
         refused(cache, forged, "impossible positions")
+    for mass in (np.nan, np.inf, -1.0):
+        forged = tables[: at + 4 * count] + np.float32(mass).tobytes() + rest[4:]
+        refused(cache, forge(header, (forged, pages)), "impossible attention sums")
+
+
+@pytest.mark.parametrize(
+    ("ids", "marks"),
+    [([1, 2], ()), ([1, 2, 3, 4], ()), ([1, -2, 3], ()), ([1, 2, 2**63], ()), ([1, 2, 3], [4])],
+)
+def test_what_does_not_fit_is_not_saved(ids: list[int], marks: list[int]) -> None:
+    model = models.plain()
+    cache = make(model, "int8")
+    sequence = cache.create()
+    feed(model, cache, sequence, [1, 2, 3])
+    with pytest.raises(KvikError):
+        dump(cache, sequence, ids=ids, marks=marks)
+    with pytest.raises(KvikError, match="domain is too long"):
+        dump(cache, sequence, domain="x" * MAX_HEADER)
+
+
+def test_text_marks_and_domain_come_back() -> None:
+    model = models.plain()
+    cache = make(model, "int8")
+    sequence = cache.create()
+    feed(model, cache, sequence, [5, 6, 7])
+    data = dump(cache, sequence, ids=[5, 6, 7], marks=[3, 0, 2, 0], domain="salt \u00e9 \0 / X")
+    back = restore(cache, data)
+    assert (back.ids, back.marks, back.domain) == ((5, 6, 7), (0, 2, 3), "salt \u00e9 \0 / X")
+    cache.free(back.sequence)
+    used = cache.pool.stats()
+    for other in ("", "salt", "salt \u00e9 \0 / x"):
+        with pytest.raises(KvikError, match="another domain"):
+            saved.load(cache, data, identity=ID, domain=other)
+        assert cache.pool.stats() == used
+    assert saved.load(cache, data, identity=ID, domain=back.domain).domain == back.domain
+
+
+def test_models_of_the_same_shape_do_not_share_files() -> None:
+    spec = models.plain().spec
+    one, two = (random_model(spec, seed=s, dtype=torch.float64) for s in (1, 2))
+    cache = make(one, "int8")
+    sequence = cache.create()
+    feed(one, cache, sequence, [1, 2, 3])
+    data = dump(cache, sequence, identity=one.identity)
+    other = make(two, "int8")
+    with pytest.raises(KvikError, match="another model"):
+        saved.load(other, data, identity=two.identity)
+    assert other.pool.stats().used == 0
+    assert saved.load(other, data, identity=one.identity).sequence.length == 3
 
 
 def test_an_interrupt_while_loading_leaks_nothing(

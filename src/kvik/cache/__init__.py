@@ -2,7 +2,18 @@
 
 from kvik.cache.kvcache import KVCache
 from kvik.cache.pool import PagePool, choose_slab
-from kvik.cache.saved import dump, load
+from kvik.cache.saved import Saved, dump, load, restore, save
 from kvik.cache.table import Sequence, State
 
-__all__ = ["KVCache", "PagePool", "Sequence", "State", "choose_slab", "dump", "load"]
+__all__ = [
+    "KVCache",
+    "PagePool",
+    "Saved",
+    "Sequence",
+    "State",
+    "choose_slab",
+    "dump",
+    "load",
+    "restore",
+    "save",
+]

@@ -194,10 +194,14 @@ def _check_saved(run: _Run) -> None:
     cache = run.cache()
     sequence = cache.create()
     run.feed(cache, [(sequence, run.tokens[:half])])
-    data = dump(cache, sequence)
+    identity, ids = run.model.identity, run.tokens[:half]
+    data = dump(cache, sequence, ids=ids, marks=(5, half), domain="mine", identity=identity)
     run.finish(cache, "saved", sequence)
     other = run.cache()
-    restored = load(other, data)
+    saved = load(other, data, identity=identity)
+    if (list(saved.ids), saved.marks, saved.domain) != (ids, (5, half), "mine"):
+        raise ConformanceError(f"{run.plan.recipe}: another text was restored than was saved")
+    restored = saved.sequence
     run.weigh(other, restored, "restored")
     (logits,) = run.feed(other, [(restored, run.tokens[half:])])
     run.compare("restored", logits, half)
