@@ -5,56 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import cached_property
 
 from kvik.cache import KVCache, Sequence, State
-from kvik.cache.table import RaggedTable, Table
 from kvik.engine.identity import Digest, Identity, Text, sha256
-from kvik.engine.prefix_books import Leaves, Listed
-from kvik.engine.prefix_entry import Entry, Main, state_of, unlike
+from kvik.engine.prefix_books import Leaves, Listed, PrefixStats
+from kvik.engine.prefix_entry import Entry
+from kvik.engine.prefix_state import Hit, addition, part, state_of
 from kvik.engine.prefix_tree import Tree
 from kvik.recipe.plan import Plan
 
+__all__ = ["Hit", "PrefixCache", "PrefixStats"]
+
 BLOCK = 32  # where no group keeps tokens by position
-
-
-@dataclass(frozen=True)
-class PrefixStats:
-    """Live entries, the pages they list and all their bytes (each page once); what happened
-    since the start: ``hits`` of ``hit_tokens`` in all, ``misses``, ``evictions``.
-    """
-
-    entries: int
-    pages: int
-    bytes: int
-    hits: int
-    hit_tokens: int
-    misses: int
-    evictions: int
-
-
-@dataclass(frozen=True)
-class Hit:
-    """The first ``length`` tokens of ``text`` are stored, by ``entry``; 0 and None for a miss.
-
-    It holds no pages: what eviction leaves of it is found again when it is taken.
-    """
-
-    length: int
-    entry: Entry | None
-    text: Text
-    cache: KVCache
-
-    @cached_property
-    def state(self) -> State:
-        """The state to restore, without references of its own to its pages."""
-        if self.entry is None:
-            return self.cache.create().state
-        state = state_of(self.entry, self.cache.resolved.groups)
-        if self.length < state.length:
-            state = self.cache.cut_state(state, self.length)
-        return state
 
 
 class PrefixCache:
@@ -81,7 +43,7 @@ class PrefixCache:
     ) -> None:
         """``model`` is the model's identity; ``max_bytes`` bounds what the entries list."""
         self.cache, self.max_bytes = cache, max_bytes
-        plan = cache.resolved
+        plan, self._groups = cache.resolved, cache.resolved.groups
         self.block = math.lcm(*(g.tokens for g in plan.groups if g.evicting is None))
         if all(g.evicting for g in plan.groups):
             self.block = BLOCK
@@ -189,34 +151,20 @@ class PrefixCache:
         digest = text.prefix_digest(stop)
         if digest in self._tree.index:
             return None
-        part = parent.child_of(text.symbols, stop)
-        main = self._own(parent, stop, state)
+        shorter = parent.child_of(text.symbols, stop)
+        if self.cuttable:
+            main = part(state, parent.length, stop, self._groups)
+        else:
+            main = addition(state, self.state_of(parent), self._groups)
         entry = Entry(parent, digest, stop, symbols, main, state.tail, state.layer_states)
         self._tree.add(entry)
         self._listed.add(entry)
         self._touch(entry)
         if not entry.children:
             self._leaves.push(entry)
-        if part is not None:
-            self._remove(part)
+        if shorter is not None:
+            self._remove(shorter)
         return entry
-
-    def _own(self, parent: Entry, stop: int, state: State) -> Main:
-        """What an entry has to list of the state's tables."""
-        groups = self.cache.resolved.groups
-        own: list[Table | RaggedTable] = []
-        if self.cuttable:
-            for group, table in zip(groups, state.main, strict=True):
-                assert isinstance(table, Table)
-                part = slice(parent.length // group.tokens, -(-stop // group.tokens))
-                own.append(Table(table.numbers[part].copy(), table.pages[part].copy()))
-            return tuple(own)
-        given = self.state_of(parent).main
-        for group, table, known in zip(groups, state.main, given, strict=True):
-            if isinstance(table, Table) and isinstance(known, Table):
-                table = unlike(table, known, group.waiting(parent.length) // group.tokens)
-            own.append(table)
-        return tuple(own)
 
     # Giving up
 
@@ -291,7 +239,7 @@ class PrefixCache:
 
     def state_of(self, entry: Entry) -> State:
         """The state of an entry's whole prefix, with no references of its own."""
-        return state_of(entry, self.cache.resolved.groups)
+        return state_of(entry, self._groups)
 
     def text_of(self, entry: Entry) -> Text:
         """The text of an entry's whole prefix."""

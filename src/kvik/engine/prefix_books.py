@@ -1,13 +1,29 @@
-"""The books of a prefix cache: which leaf to give up next, and which pages are listed."""
+"""The books of a prefix cache: which leaf goes next, which pages are listed, how much there is."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from itertools import count
 
 from kvik.cache.pool import PagePool
 from kvik.engine.prefix_entry import Entry
 from kvik.recipe.plan import Group
+
+
+@dataclass(frozen=True)
+class PrefixStats:
+    """Live entries, the pages they list and all their bytes (each page once); what happened
+    since the start: ``hits`` of ``hit_tokens`` in all, ``misses``, ``evictions``.
+    """
+
+    entries: int
+    pages: int
+    bytes: int
+    hits: int
+    hit_tokens: int
+    misses: int
+    evictions: int
 
 
 class Leaves:

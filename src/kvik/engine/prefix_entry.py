@@ -1,4 +1,4 @@
-"""An entry of a prefix cache, its place among others, and the state that a path of them makes."""
+"""An entry of a prefix cache and its place among the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from kvik.cache.pool import Ids
-from kvik.cache.table import EMPTY, RaggedTable, State, Table
-from kvik.recipe.plan import Group, page_ranges
+from kvik.cache.table import EMPTY, RaggedTable, Table
+from kvik.recipe.plan import Group
 
 Main = tuple[Table | RaggedTable, ...]
 Symbols = tuple[int, ...]
@@ -138,38 +138,3 @@ class Entry:
 
 def _common(a: Symbols, b: Symbols) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
-
-
-def state_of(entry: Entry, groups: tuple[Group, ...]) -> State:
-    """The state of an entry's whole prefix: its ancestors' pages, later ones over earlier ones."""
-    main: list[Table | RaggedTable] = []
-    path = entry.path()
-    for index, group in enumerate(groups):
-        own = entry.main[index]
-        if isinstance(own, RaggedTable):
-            main.append(own)
-            continue
-        tables = [t for e in path if isinstance(t := e.main[index], Table)]
-        numbers = np.concatenate([t.numbers for t in tables])[::-1]
-        pages = np.concatenate([t.pages for t in tables])[::-1]
-        numbers, latest = np.unique(numbers, return_index=True)
-        wanted = np.zeros(numbers.size, dtype=np.bool_)
-        for first, stop in page_ranges(group.main_ranges(entry.length), group.tokens):
-            wanted |= (numbers >= first) & (numbers < stop)
-        main.append(Table(numbers[wanted], pages[latest][wanted]))
-    return State(entry.length, tuple(main), entry.tail, entry.layer_states)
-
-
-def unlike(table: Table, known: Table, complete: int) -> Table:
-    """The part of ``table`` that ``known`` does not give.
-
-    Pages from number ``complete`` on are not full in ``known`` and never count as given, so that
-    a page inherited from an ancestor holds the same as that page of any entry put in between.
-    """
-    whole = known.numbers < complete
-    new = ~np.isin(_pairs(table), _pairs(known)[whole])
-    return Table(table.numbers[new], table.pages[new])
-
-
-def _pairs(table: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return table.numbers.astype(np.int64) << 32 | table.pages
