@@ -38,6 +38,8 @@ def measure(recipe: str, slots: int = 1500, rate: float = 2.0) -> Seen:
         assert parts.total == setting.budget
         assert min(parts) >= 0
         assert parts.reserved == 0
+        if recipe.startswith("fp16+"):
+            assert parts.tokens == setting.slot * sum(r.cached for r in running)
         seen.internal += parts.internal
         seen.sequence_steps += len(running)
         seen.external.append(parts.external)

@@ -24,6 +24,7 @@ def test_shares_are_in_the_order_of_the_paper() -> None:
     most, pow2, oracle, kvik = (run.parts.shares() for run in runs)
     assert 0.15 < most["tokens"] < pow2["tokens"] < oracle["tokens"] < 0.45
     assert kvik["tokens"] > 0.93
+    assert kvik["stranded"] <= 0.02
     assert most["internal"] > 0.5
     assert min(pow2["external"], oracle["external"]) > 0.25
     assert oracle["internal"] == kvik["external"] == 0

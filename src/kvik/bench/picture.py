@@ -13,11 +13,11 @@ from kvik.machine import human_bytes
 
 # Part, its name, its colour (told apart in grey too).
 PARTS = (
-    ("tokens", "token states", "#1b6e53"),
+    ("tokens", "token states", "#4fae87"),
     ("reserved", "reserved", "#8fc1e3"),
     ("internal", "internal", "#f2b134"),
-    ("external", "external", "#d1495b"),
-    ("stranded", "stranded", "#5c3d75"),
+    ("external", "external", "#e0707f"),
+    ("stranded", "stranded", "#9b7fb8"),
     ("leftover", "left over", "#c9c9c9"),
 )
 
