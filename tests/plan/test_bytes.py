@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests import tracers
 
 from kvik.cache import KVCache, PagePool, Sequence, choose_slab
-from kvik.plan import kv_bytes, pool_capacity
+from kvik.plan import kv_bytes, pool_capacity, step_peak
 from kvik.recipe import Evicting, Plan, Recipe
 from kvik.recipe.plan import Group, page_count, pages_of
 from kvik.spec.model import LayerSpec, ModelSpec, Rope
@@ -150,6 +150,44 @@ def test_the_planned_pool_always_suffices(
     for sequence in sequences:
         cache.free(sequence)
     assert cache.pool.stats().used == 0
+
+
+def live_pages(cache: KVCache) -> dict[int, int]:
+    """Pages in use of each size, from the pool's own books."""
+    classes = zip(cache.pool.page_bytes, cache.pool._ledger.classes, strict=True)
+    return {nbytes: one.used for nbytes, one in classes}
+
+
+@pytest.mark.parametrize(("spec", "recipe"), cases())
+def test_the_peak_of_a_step_is_what_growing_token_by_token_holds(spec: str, recipe: str) -> None:
+    """Exact at every length where all heads peak together, else at most a page a head over."""
+    plan = Recipe.parse(recipe).resolve(SPECS[spec])
+    cache = make(plan, 90, 2)
+    sequence = cache.create()
+    most = dict.fromkeys(plan.page_bytes, 0)
+    over = {n: sum(1 for g in plan.groups if g.evicting and g.main.nbytes == n) for n in most}
+    for seen in range(1, 84):
+        cache.plan([sequence], [1])
+        most = {n: max(most[n], count) for n, count in live_pages(cache).items()}
+        cache.abort()
+        planned = step_peak(plan, seen)
+        for nbytes, count in most.items():
+            assert count <= planned[nbytes] <= count + over[nbytes], seen
+        if any(over.values()):
+            step(cache, {sequence: 1})
+        else:  # tables are all that matters
+            cache.plan([sequence], [1])
+            cache.commit()
+
+
+@pytest.mark.parametrize("recipe", ["int8", "perchannel:4,residual=7", "heavy:9,every=16@1"])
+def test_the_peak_of_a_million_tokens_is_known_at_once(recipe: str) -> None:
+    plan = Recipe.parse(recipe).resolve(SPECS["full"])
+    start = time.perf_counter()
+    peak = step_peak(plan, 1_000_000)
+    assert time.perf_counter() - start < 0.5
+    held = kv_bytes(plan, 1_000_000).pages
+    assert held <= sum(n * count for n, count in peak.items()) <= held * 1.001 + 10 * max(peak)
 
 
 def pages_by_token(group: Group, seen: int) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class Evicting(Retention):
         raise NotImplementedError
 
     def budget(self, seen: int, layer: int, head: int) -> int:
-        """Tokens that stay after the event at position ``seen``."""
+        """Tokens that stay after the event at position ``seen``; never fewer at a later one."""
         raise NotImplementedError
 
     def select(
