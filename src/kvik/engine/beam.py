@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf
+from math import inf, pow
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -136,7 +136,7 @@ class BeamSearch:
         return self.hypotheses[: self.params.n]
 
     def _score(self, logprob: float, length: int) -> float:
-        return logprob / float(length) ** self.params.length_penalty
+        return logprob / pow(length, self.params.length_penalty)
 
     def _settled(self, grown: list[Beam]) -> bool:
         """Whether the hypotheses stand, though beams could go on."""
