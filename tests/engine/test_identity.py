@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvik.engine.identity import Identity, Text, fields, sha256
+from kvik.engine.identity import Identity, Text, fields, numbers, sha256
 from kvik.models import Model
 from kvik.recipe import Recipe
 from kvik.testing import models
@@ -39,6 +39,15 @@ def test_a_value_cannot_pass_for_another_field_or_spill_into_the_next() -> None:
         )
     }
     assert len(roots) == 4
+
+
+@given(st.binary(max_size=9), st.lists(st.integers()), st.lists(st.integers(0, 40), max_size=3))
+def test_a_link_is_the_digest_of_its_fields(
+    parent: bytes, ids: list[int], marks: list[int]
+) -> None:
+    identity = Identity(b"", b"", b"", 4, digest=lambda data: data)
+    want = fields(kind=b"block", parent=parent, ids=numbers(ids), marks=numbers(marks))
+    assert identity.link(parent, ids, marks) == want
 
 
 def test_everything_that_decides_cached_bytes_is_in_the_root() -> None:

@@ -29,11 +29,14 @@ def fields(**values: bytes) -> bytes:
 
 def numbers(values: Iterable[int]) -> bytes:
     """Whole numbers as bytes: 8 bytes each where all fit, decimal otherwise; never ambiguous."""
-    values = list(values)
+    values = values if isinstance(values, list | tuple) else list(values)
     try:
         return b"q" + struct.pack(f"<{len(values)}q", *values)
     except struct.error:
         return b"d" + ",".join(map(str, values)).encode()
+
+
+_LINK = b"kind 5:blockparent %d:%sids %d:%smarks %d:%s"
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,12 @@ class Identity:
         )
 
     def link(self, parent: bytes, ids: Iterable[int], marks: Iterable[int]) -> bytes:
-        """The digest of a block, or of the first tokens of one, behind ``parent``."""
-        return self.digest(
-            fields(kind=b"block", parent=parent, ids=numbers(ids), marks=numbers(marks))
-        )
+        """The digest of a block, or of the first tokens of one, behind ``parent``.
+
+        Its text is what :func:`fields` makes of kind, parent, ids and marks, in one go.
+        """
+        i, m = numbers(ids), numbers(marks)
+        return self.digest(_LINK % (len(parent), parent, len(i), i, len(m), m))
 
 
 class Text:
@@ -137,5 +142,5 @@ class Text:
         return self._link(known[whole], whole * block, length)
 
     def _link(self, parent: bytes, start: int, stop: int) -> bytes:
-        marks = self.marks and [p - start for p in range(start, stop) if p in self.marks]
+        marks = [p - start for p in range(start, stop) if p in self.marks] if self.marks else ()
         return self.identity.link(parent, self.ids[start:stop], marks)

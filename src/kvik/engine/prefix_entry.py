@@ -57,8 +57,7 @@ class Entry:
         self.parent, self.digest, self.length, self.symbols = parent, digest, length, symbols
         self.main, self.tail, self.layer_states = main, tail, layer_states
         self.domain: str = "" if parent is None else parent.domain
-        tables = [*main, *(t for t in tail if t is not None)]
-        pages = [t.pages for t in tables]
+        pages = [t.pages for t in (*main, *tail) if t is not None]
         self.pages: Ids = pages[0] if len(pages) == 1 else np.concatenate([EMPTY, *pages])
         self.children: list[Entry] = []
         self.reach = 0  # most symbols that a child ever had
