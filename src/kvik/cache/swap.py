@@ -51,9 +51,16 @@ def swap_out(cache: KVCache, sequences: Seq[Sequence]) -> Swapped:
     ids = tuple(np.unique(np.concatenate(tables)) for tables in held)
     sizes = cache.pool.page_bytes
     pages = tuple(read_pages(cache.pool, n, i) for n, i in zip(sizes, ids, strict=True))
-    for sequence in sequences:
-        cache.free(sequence)
-    return Swapped(states, ids, pages)
+    swapped, empty = Swapped(states, ids, pages), cache.create().state
+    try:
+        for sequence in sequences:
+            sequence.state = empty
+        cache.pool.release(np.concatenate([EMPTY, *(state.pages() for state in states)]))
+    except BaseException:
+        for sequence, state in zip(sequences, states, strict=True):
+            sequence.state = state
+        raise
+    return swapped
 
 
 def swap_in(cache: KVCache, swapped: Swapped) -> list[Sequence]:
