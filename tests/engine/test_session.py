@@ -145,7 +145,7 @@ def test_a_trim_without_marks_recomputes_all() -> None:
 @kinds
 def test_marks_bring_trims_back_for_nothing(make: Callable[[], Model], recipe: str) -> None:
     tokens = TOKENS[:90]
-    session = start(make, recipe, max_forks=4)
+    session = start(make, recipe, max_marks=2)
     for stop in (20, 47, 90):
         session.feed(tokens[len(session.tokens) : stop])
         if stop < 90:
@@ -160,6 +160,35 @@ def test_marks_bring_trims_back_for_nothing(make: Callable[[], Model], recipe: s
     near(session.feed(tokens[30:60], logits="all"), again[30:60])
     assert session.trim(20) == 0
     session.close()
+    assert session.cache.pool.stats().used == 0
+
+
+MANY = ["fp16+page:4", "window:9+page:4", "heavy:9,every=16", "perchannel:4,residual=7+page:4"]
+
+
+@pytest.mark.parametrize("recipe", MANY)
+def test_marks_have_room_of_their_own(recipe: str) -> None:
+    """As many as were asked for fit beside a full session and its forks; one more is refused."""
+    session = start(models.plain, recipe, max_tokens=100, max_marks=7)
+    session.feed(TOKENS[:13])
+    twin = session.fork()
+    for i in range(3):
+        session.mark()
+        twin.mark()
+        session.feed(TOKENS[13 + 17 * i :][:17])
+        twin.feed(TOKENS[50 + 17 * i :][:17])
+    session.mark()
+    used = session.cache.pool.stats()
+    for each in (session, twin):
+        with pytest.raises(CapacityError, match="larger max_marks"):
+            each.mark()
+    assert session.cache.pool.stats() == used
+    for each in (session, twin):
+        each.feed(TOKENS[100:136])
+    session.trim(40)
+    session.mark()
+    for each in (session, twin):
+        each.close()
     assert session.cache.pool.stats().used == 0
 
 
@@ -279,7 +308,7 @@ def test_nothing_to_feed_and_no_room_are_refused() -> None:
 
 def test_too_many_forks_are_a_clear_error() -> None:
     """The pool is for one fork; with more the writer is told, and the others stay whole."""
-    session = start(models.plain, "fp32+page:4", max_tokens=40)
+    session = start(models.plain, "fp32+page:4", max_tokens=40, max_marks=0)
     session.feed(TOKENS[:40])
     twins = [session.fork() for _ in range(4)]
     for twin in twins:

@@ -14,12 +14,12 @@ from collections.abc import Sequence as Seq
 
 from kvik.cache.container import reading, writing
 from kvik.cache.kvcache import KVCache
-from kvik.cache.saved_read import read
-from kvik.cache.saved_text import Saved
+from kvik.cache.saved_read import read, read_about
+from kvik.cache.saved_text import About, Saved
 from kvik.cache.saved_write import write
 from kvik.cache.table import Sequence
 
-__all__ = ["Saved", "dump", "load", "restore", "save"]
+__all__ = ["About", "Saved", "about", "dump", "load", "restore", "save"]
 
 
 def save(
@@ -51,6 +51,12 @@ def restore(
     """
     with reading(path) as file:
         return read(file, cache, identity, domain)
+
+
+def about(path: str | os.PathLike[str]) -> About:
+    """What the file at ``path`` holds, from its header alone; KvikError as for :func:`restore`."""
+    with reading(path) as file:
+        return read_about(file)
 
 
 def dump(

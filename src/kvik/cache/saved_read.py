@@ -12,7 +12,7 @@ from torch import Tensor
 from kvik.cache.container import AGAIN, SEAL, Reader
 from kvik.cache.kvcache import KVCache
 from kvik.cache.pool import Ids
-from kvik.cache.saved_text import Saved, check_text, layout_digest
+from kvik.cache.saved_text import About, Saved, check_text, layout_digest
 from kvik.cache.saved_write import rows_of, slices
 from kvik.cache.table import RaggedTable, Sequence, State, Table
 from kvik.errors import KvikError
@@ -63,6 +63,12 @@ def read(file: BinaryIO, cache: KVCache, identity: bytes, domain: str | None = N
         raise
     sequence = Sequence(State(length, tuple(main), tuple(tail), tuple(states)))
     return Saved(sequence, tuple(ids.tolist()), tuple(marks.tolist()), header["domain"])
+
+
+def read_about(file: BinaryIO) -> About:
+    """What the header says; nothing else is read."""
+    header = _checked(Reader(file).header)
+    return About(header["recipe"], header["domain"], header["ids"])
 
 
 def _checked(header: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,15 @@ class Saved:
     domain: str = ""
 
 
+@dataclass(frozen=True)
+class About:
+    """What the header of a saved sequence says: its recipe as text, whose it is, how long."""
+
+    recipe: str
+    domain: str
+    tokens: int
+
+
 def layout_digest(plan: Plan) -> str:
     """Identifies where every byte of a page lies and which codec reads it."""
     formats = [(g.head, g.main, g.tail, [lp.codecs for lp in g.layers]) for g in plan.groups]

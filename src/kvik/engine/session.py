@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvik.cache import KVCache, PagePool, State, choose_slab
+from kvik.cache import KVCache, PagePool, State, about, choose_slab, restore, save
 from kvik.errors import CapacityError, KvikError
 from kvik.machine import available_memory
 from kvik.models import Model
@@ -27,16 +28,30 @@ class Mark:
     state: State
 
 
+@dataclass
+class _Room:
+    """What a session and its forks have left of their pool."""
+
+    marks: int
+
+
 class Session:
     """Feeds tokens through a model and keeps their K and V as the recipe says.
 
     ``max_tokens`` bounds the text and sizes the pool, whose memory is touched only as it fills.
-    ``max_forks`` sessions forked from this one can live beside it. Raises CapacityError when the
-    cache would not fit in the memory that is available.
+    ``max_forks`` sessions forked from this one can live beside it, and all of them together can
+    hold ``max_marks`` marks. Raises CapacityError when the cache would not fit in the memory that
+    is available.
     """
 
     def __init__(
-        self, model: Model, recipe: Recipe | str, *, max_tokens: int, max_forks: int = 1
+        self,
+        model: Model,
+        recipe: Recipe | str,
+        *,
+        max_tokens: int,
+        max_forks: int = 1,
+        max_marks: int = 1,
     ) -> None:
         if max_tokens < 1:
             raise KvikError(f"a session needs room for at least one token, not {max_tokens}")
@@ -45,11 +60,63 @@ class Session:
         plan = self.recipe.resolve(model.spec)
         check_fits(plan, max_tokens)
         slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
-        capacity = pool_capacity(plan, max_tokens, slab, 1 + max_forks)
+        capacity = pool_capacity(plan, max_tokens, slab, 1 + max_forks + max_marks)
         self.cache = KVCache(plan, PagePool(plan.page_bytes, capacity, slab_bytes=slab))
         self._sequence = self.cache.create()
         self._marks: list[Mark] = []
+        self._room = _Room(max_marks)
         self.tokens: list[int] = []
+
+    @classmethod
+    def restore(
+        cls,
+        model: Model,
+        path: str | os.PathLike[str],
+        *,
+        max_tokens: int,
+        recipe: Recipe | str | None = None,
+        max_forks: int = 1,
+        max_marks: int = 1,
+        domain: str = "",
+    ) -> Session:
+        """The session that was saved at ``path``: what is fed next is all that is computed.
+
+        Its recipe is the file's own unless one is given. KvikError for a file of another model,
+        recipe or domain and for one that is damaged, CapacityError when it does not fit.
+        """
+        found = about(path)
+        if found.tokens > max_tokens:
+            raise CapacityError(
+                f"{path}: a saved sequence of {found.tokens:,} tokens does not fit a session for "
+                f"{max_tokens:,}; start it with a larger context"
+            )
+        session = cls(
+            model,
+            found.recipe if recipe is None else recipe,
+            max_tokens=max_tokens,
+            max_forks=max_forks,
+            max_marks=max_marks,
+        )
+        saved = restore(path, session.cache, identity=model.identity, domain=domain)
+        if max(saved.ids, default=0) >= model.spec.vocab:
+            raise KvikError(f"{path}: the saved sequence has tokens that the model does not know")
+        session._sequence, session.tokens = saved.sequence, list(saved.ids)
+        return session
+
+    def save(self, path: str | os.PathLike[str], *, domain: str = "") -> None:
+        """Writes the session to ``path``, whole or not at all; its marks stay behind.
+
+        Only :meth:`restore` with the same model and ``domain`` takes it. KvikError when the disk
+        refuses.
+        """
+        save(
+            path,
+            self.cache,
+            self._sequence,
+            ids=self.tokens,
+            domain=domain,
+            identity=self.model.identity,
+        )
 
     @property
     def plan(self) -> Plan:
@@ -130,11 +197,20 @@ class Session:
         twin = object.__new__(Session)
         twin.model, twin.max_tokens, twin.recipe = self.model, self.max_tokens, self.recipe
         twin.cache, twin.tokens, twin._marks = self.cache, list(self.tokens), []
-        twin._sequence = self.cache.fork(self._sequence)
+        twin._sequence, twin._room = self.cache.fork(self._sequence), self._room
         return twin
 
     def mark(self) -> None:
-        """Remembers this point, so that :meth:`trim` can come back to it exactly."""
+        """Remembers this point, so that :meth:`trim` can come back to it exactly.
+
+        CapacityError when the pool has room for no more marks; nothing has changed then.
+        """
+        if not self._room.marks:
+            raise CapacityError(
+                "the session has no room for another mark; start it with a larger max_marks, or "
+                "go back behind an older one"
+            )
+        self._room.marks -= 1
         self._marks.append(Mark(tuple(self.tokens), self.cache.snapshot(self._sequence)))
 
     def trim(self, length: int) -> int:
@@ -147,7 +223,7 @@ class Session:
             raise KvikError(f"cannot go back to {length} of {len(self.tokens)} tokens")
         text = self.tokens[:length]
         while self._marks and len(self._marks[-1].tokens) > length:
-            self.cache.drop(self._marks.pop().state)
+            self._unmark()
         if self.plan.recompute or self.cache.can_cut(self._sequence, length):
             if not self.plan.recompute:
                 self.cache.cut(self._sequence, length)
@@ -163,11 +239,14 @@ class Session:
             self.feed(rest)
         return len(rest)
 
+    def _unmark(self) -> None:
+        self.cache.drop(self._marks.pop().state)
+        self._room.marks += 1
+
     def close(self) -> None:
         """Gives every page back."""
-        for mark in self._marks:
-            self.cache.drop(mark.state)
-        self._marks = []
+        while self._marks:
+            self._unmark()
         self.cache.free(self._sequence)
         self.tokens = []
 
