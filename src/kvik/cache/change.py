@@ -107,6 +107,8 @@ class TableChange:
 
 def numbers_of(ranges: Ranges) -> NDArray[np.int32]:
     """Page numbers as an array."""
+    if len(ranges) == 1:
+        return np.arange(*ranges[0], dtype=np.int32)
     return np.concatenate([EMPTY, *(np.arange(a, b, dtype=np.int32) for a, b in ranges)])
 
 

@@ -45,8 +45,7 @@ class Stager:
         """Whether the sequence can go on to ``stop`` tokens with the very tables it has."""
         if stop > state.steady:
             return False
-        shared = self.pool.shared
-        return not any(shared(page) for page in state.open)
+        return not any(map(self.pool.shared, state.open))
 
     def stage(self, state: State, stop: int, tentative: bool) -> list[tuple[int, Change]]:
         """What changes in each table, in the order of groups, with its size class."""
@@ -183,12 +182,14 @@ class Step:
             stops = self.counts if accepted is None else tuple(accepted)
             gone = self._shrink(stops) if self.tentative else []
             after = [
-                State(s.length + n, s.main, s.tail, s.layer_states, s.steady, s.open)
-                for s, n in zip(self.before, stops, strict=True)
+                State(length + count, main, tail, layers, until, written)
+                for (length, main, tail, layers, until, written), count in zip(
+                    self.before, stops, strict=True
+                )
             ]
             for i, staged in self._staged.items():
                 after[i] = self._moved(after[i], iter([change for _, change in staged]))
-                gone += [change.dropped() for _, change in staged]
+                gone += [ids for _, change in staged if (ids := change.dropped()).size]
             if self.written:
                 after = [self._with_layer_states(i, state) for i, state in enumerate(after)]
             for sequence, state in zip(self.sequences, after, strict=True):
