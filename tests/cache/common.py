@@ -18,7 +18,7 @@ STACKS = [
     ("perchannel:4,residual=7", "grouped"),
     ("int8/perchannel:8,residual=0+page:16", "plain"),
     ("heavy:9,every=16+page:4", "plain"),
-    ("spread:12@1+int4+page:5", "grouped"),
+    ("spread:12@1+int4+page:5", "plain"),
     ("perchannel+page:16", "latent"),
     ("int8+page:7", "stateful"),
 ]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kvik.cache.back import can_cut, cut
 from kvik.cache.evicting import EvictingStep
 from kvik.cache.heads import attend_heads
-from kvik.cache.pool import Ids, PagePool
+from kvik.cache.pool import PagePool
 from kvik.cache.positional import Planes, PositionalStep, expiry
-from kvik.cache.step import Stager, Step, Work
-from kvik.cache.table import EMPTY, RaggedTable, Sequence, State, Table
+from kvik.cache.sequences import Sequences
+from kvik.cache.step import Step, Work
+from kvik.cache.table import Sequence
 from kvik.errors import KvikError
 from kvik.ops import Keys, Scoring, angles, attend, rotate
 from kvik.recipe.codec import Stream
@@ -28,7 +26,7 @@ from kvik.spec.model import LayerSpec, Rope
 Streams = dict[Stream, Tensor]
 
 
-class KVCache:
+class KVCache(Sequences):
     """The cache of one model under one plan, for any number of sequences in one pool.
 
     A step is ``plan`` (allocates, stages), one ``attend`` per layer, then ``commit`` (publishes)
@@ -36,81 +34,10 @@ class KVCache:
     """
 
     def __init__(self, plan: Plan, pool: PagePool) -> None:
-        self.resolved, self.pool = plan, pool
-        self._stager = Stager(plan, pool)
+        super().__init__(plan, pool)
         self._step: Step | None = None
         self._angles: dict[tuple[Rope, str], tuple[Tensor, Tensor]] = {}
         self._sources = {layer.source for layer in plan.spec.layers if layer.kind == "shared"}
-
-    # Sequences
-
-    def create(self) -> Sequence:
-        """An empty sequence."""
-        groups = self.resolved.groups
-        main = tuple(RaggedTable() if g.evicting else Table() for g in groups)
-        tail = tuple(Table() if g.tail else None for g in groups)
-        states = tuple(
-            torch.zeros(layer.state_shape) if layer.kind == "state" else None
-            for layer in self.resolved.spec.layers
-        )
-        return Sequence(State(0, main, tail, states))
-
-    def snapshot(self, sequence: Sequence) -> State:
-        """The sequence as it is now, its pages retained until :meth:`drop`."""
-        self.pool.retain(sequence.state.pages())
-        return sequence.state
-
-    def restore(self, snapshot: State) -> Sequence:
-        """A new sequence that continues from a snapshot; the snapshot stays valid."""
-        self.pool.retain(snapshot.pages())
-        return Sequence(snapshot)
-
-    def fork(self, sequence: Sequence) -> Sequence:
-        """A second sequence with the same past; pages are shared until one of them differs."""
-        return self.restore(sequence.state)
-
-    def drop(self, state: State) -> None:
-        """Gives up a snapshot's references."""
-        self.pool.release(state.pages())
-
-    def free(self, sequence: Sequence) -> None:
-        """Ends a sequence; pages that nobody else holds are free at once."""
-        self.pool.release(sequence.state.pages())
-        sequence.state = self.create().state
-
-    def can_cut(self, sequence: Sequence, length: int) -> bool:
-        """Whether the sequence can go back to ``length`` tokens with nothing to recompute."""
-        return can_cut(self.resolved, sequence.state, length)
-
-    def cut(self, sequence: Sequence, length: int) -> None:
-        """Goes back to ``length`` tokens; the caller has asked :meth:`can_cut`."""
-        old = sequence.state
-        sequence.state = cut(self.resolved, old, length)
-        self.pool.release(old.pages()[~np.isin(old.pages(), sequence.state.pages())])
-
-    def can_cut_state(self, state: State, length: int) -> bool:
-        """Whether a state of ``length`` tokens can be had from this one as it is."""
-        return can_cut(self.resolved, state, length)
-
-    def cut_state(self, state: State, length: int) -> State:
-        """The state after the first ``length`` tokens; no reference is counted."""
-        return cut(self.resolved, state, length)
-
-    def tables(self, state: State) -> Iterator[tuple[int, Table | RaggedTable]]:
-        """All tables of a state, each with the index of its pages' size in ``pool.page_bytes``."""
-        return self._stager.tables(state)
-
-    def nbytes(self, *sequences: Sequence) -> int:
-        """Bytes that the sequences hold: each page once, tables and states for each of them."""
-        held: list[list[Ids]] = [[EMPTY] for _ in self.pool.page_bytes]
-        for sequence in sequences:
-            for index, table in self.tables(sequence.state):
-                held[index].append(table.pages)
-        pages = zip(self.pool.page_bytes, held, strict=True)
-        tables = sum(s.state.table_bytes for s in sequences)
-        return tables + sum(np.unique(np.concatenate(ids)).size * n for n, ids in pages)
-
-    # A step
 
     def demand(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """The pages of each of ``pool.page_bytes`` that a step of ``count`` tokens allocates.
@@ -286,9 +213,9 @@ class KVCache:
 
     def abort(self) -> None:
         """Drops the step: every sequence is as it was before ``plan``."""
-        step, self._step = self._step, None
-        if step is not None:
-            step.abort()
+        if self._step is not None:
+            self._step.abort()
+            self._step = None
 
 
 def _cast(keys: Keys, dtype: torch.dtype) -> Keys:

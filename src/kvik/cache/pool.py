@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvik.cache.ledger import Ids, Ledger
+from kvik.cache.ledger import Ledger
 from kvik.cache.memory import Memory
+from kvik.cache.slabs import Ids
 from kvik.errors import CapacityError
 from kvik.recipe.layout import ALIGN
 

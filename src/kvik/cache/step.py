@@ -10,64 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvik.cache.change import TableChange, changes, steady
+from kvik.cache.change import TableChange, steady
 from kvik.cache.evicting import EvictingStep
 from kvik.cache.pageio import copy_pages
-from kvik.cache.pool import Ids, PagePool
+from kvik.cache.pool import Ids
 from kvik.cache.positional import PositionalStep
+from kvik.cache.stager import Change, Stager
 from kvik.cache.table import EMPTY, RaggedTable, Sequence, State, Table
 from kvik.ops import Keys
-from kvik.recipe.plan import Plan, page_ranges
+from kvik.recipe.plan import page_ranges
 from kvik.recipe.retention import FOREVER
-
-Change = TableChange | EvictingStep
-
-
-class Stager:
-    """Works out which pages a sequence needs, for one plan in one pool."""
-
-    def __init__(self, plan: Plan, pool: PagePool) -> None:
-        self.plan, self.pool = plan, pool
-        self.nothing = (0,) * len(pool.page_bytes)
-        self._classes = [
-            [pool.page_bytes.index(page.nbytes) for page in (g.main, g.tail) if page]
-            for g in plan.groups
-        ]
-
-    def tables(self, state: State) -> Iterator[tuple[int, Table | RaggedTable]]:
-        """All tables of a state, each with the size class of its pages."""
-        for classes, main, tail in zip(self._classes, state.main, state.tail, strict=True):
-            yield classes[0], main
-            if tail is not None:
-                yield classes[1], tail
-
-    def quiet(self, state: State, stop: int) -> bool:
-        """Whether the sequence can go on to ``stop`` tokens with the very tables it has."""
-        if stop > state.steady:
-            return False
-        return not any(map(self.pool.shared, state.open))
-
-    def stage(self, state: State, stop: int, tentative: bool) -> list[tuple[int, Change]]:
-        """What changes in each table, in the order of groups, with its size class."""
-        found: list[tuple[int, Change]] = []
-        span = (state.length, stop)
-        for group, main, tail in zip(self.plan.groups, state.main, state.tail, strict=True):
-            classes = self._classes[group.index]
-            if isinstance(main, RaggedTable):
-                found.append((classes[0], EvictingStep(self.pool, group, main, span)))
-            else:
-                tables = changes(self.pool, group, (main, tail), span, tentative)
-                found += zip(classes, tables, strict=True)
-        return found
-
-    def demand(self, state: State, stop: int) -> tuple[int, ...]:
-        """Pages of each size class that the sequence needs to get to ``stop`` tokens."""
-        if self.quiet(state, stop):
-            return self.nothing
-        need = list(self.nothing)
-        for index, change in self.stage(state, stop, False):
-            need[index] += change.need
-        return tuple(need)
 
 
 class Work:
@@ -204,9 +156,9 @@ class Step:
 
     def abort(self) -> None:
         """Gives back what was allocated; every sequence is as it was before the step."""
-        fresh, self._fresh = self._fresh, []
-        for ids in fresh:
-            self.pool.release(ids)
+        if self._fresh:
+            self.pool.release(np.concatenate(self._fresh))
+            self._fresh = []
 
     def _shrink(self, stops: tuple[int, ...]) -> list[Ids]:
         """Takes drafts back and writes what is left; returns fresh pages that nobody needs."""
