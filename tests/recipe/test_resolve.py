@@ -214,9 +214,9 @@ def test_defaults() -> None:
         ("window:100", Kept(100)),
         ("window:512", Kept(512)),
         ("window:600", Kept(512)),
+        ("sinks:4+window:600", Kept(512)),
         ("sinks:4+window:508", Kept(508, 4, True)),
         ("sinks:4+window:509", Kept(512)),
-        ("sinks:4,positions=original+window:20", Kept(20, 4, False)),
         ("sinks:600+window:8", Kept(512)),
         ("heavy:20", Kept(512)),
     ],
@@ -231,6 +231,91 @@ def test_sliding_layers_never_see_more_than_their_window(text: str, window: Kept
         assert {lp.kept.window for lp in rest} == {int(text.rpartition(":")[2])}
     else:
         assert {lp.kept for lp in rest} == {Kept()}
+
+
+ALL_SLIDING = model(*[SLIDING] * 3)
+SHARING = model(FULL, LayerSpec("shared", 9, 3, 64, 64, source=0), STATE)
+SLIDES = "the layers slide over 512 tokens by design; write a window below that, sinks included, "
+SLIDES += "or leave it out"
+CHOOSES = "the layers slide over 512 tokens by design and choose none; write window:N, or scope it "
+CHOOSES += "to other layers"
+
+
+def replaced(by: str) -> str:
+    return f"{by} replaces it on every layer it was left; remove one of them"
+
+
+WITHOUT_EFFECT: list[tuple[str, ModelSpec, dict[str, str]]] = [
+    ("window:512", ALL_SLIDING, {"window:512": SLIDES}),
+    ("window:600+int8", ALL_SLIDING, {"window:600": SLIDES}),
+    ("window:600@0-4", GEMMA, {"window:600@0-4": SLIDES}),
+    ("sinks:4+window:509", ALL_SLIDING, {"sinks:4": SLIDES, "window:509": SLIDES}),
+    ("heavy:20", ALL_SLIDING, {"heavy:20": CHOOSES}),
+    ("heavy:20@0-4", GEMMA, {"heavy:20@0-4": CHOOSES}),
+    ("int8+int4@0-29", DENSE, {"int8": replaced("'int4@0-29'")}),
+    ("int8+int4@0-14+fp16@15-29", DENSE, {"int8": ""}),
+    ("page:8+page:16@0-29", DENSE, {"page:8": replaced("'page:16@0-29'")}),
+    (
+        "sinks:4+window:20+window:50@0-29",
+        DENSE,
+        {"sinks:4": replaced("'window:50@0-29'"), "window:20": replaced("'window:50@0-29'")},
+    ),
+    ("int8@1", SHARING, {"int8@1": "layer 1 reads the cache of layer 0; write @0"}),
+    (
+        "page:8@2",
+        SHARING,
+        {"page:8@2": "layer 2 keeps a state and no tokens; scope it to other layers"},
+    ),
+    ("int4+int8@0", SHARING, {"int4": ""}),
+]
+
+
+@pytest.mark.parametrize(("text", "spec", "want"), WITHOUT_EFFECT)
+def test_a_stage_that_no_layer_uses_is_refused(
+    text: str, spec: ModelSpec, want: dict[str, str]
+) -> None:
+    said = reasons(text, spec)
+    assert len(said) == len(want)
+    for stage, why in want.items():
+        (mine,) = [r for r in said if r.startswith(f"'{stage}' has no effect: ")]
+        assert why in mine
+    rest = [p for p in text.split("+") if p not in want]
+    assert resolve("+".join(rest or ["fp16"]), spec).layers, "without them it is a recipe"
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("window:511", ALL_SLIDING),
+        ("sinks:4+window:508", ALL_SLIDING),
+        ("sinks:1+window:511", ALL_SLIDING),
+        ("window:600", GEMMA),
+        ("heavy:20", GEMMA),
+        ("int8+int4@0-28", DENSE),
+        ("int8+int8@0", DENSE),
+        ("fp16+page:32", DENSE),
+        ("page:8+page:16@1-29", DENSE),
+        ("sinks:4+window:20+window:50@1-29", DENSE),
+        ("int8", SHARING),
+        ("int8@0", SHARING),
+        ("int8@0-1", SHARING),
+    ],
+)
+def test_a_stage_that_some_layer_uses_is_not(text: str, spec: ModelSpec) -> None:
+    assert resolve(text, spec).layers
+
+
+def test_sinks_at_original_positions_do_not_reach_beyond_a_sliding_layer() -> None:
+    text = "sinks:4,positions=original+window:20"
+    assert reasons(text, GEMMA) == (
+        "'sinks:4,positions=original' would be scored at distances beyond the 512 tokens that the "
+        "layer was made for; write positions=cache, or scope all that keeps tokens to layers that "
+        "do not slide with @",
+    )
+    assert resolve(text, DENSE).layers[0].kept == Kept(20, 4, False)  # type: ignore[union-attr]
+    scoped = "sinks:4,positions=original@5,11,17+window:20@5,11,17"
+    kept = [lp.kept for lp in resolve(scoped, GEMMA).layers if lp]
+    assert kept == ([Kept(512)] * 5 + [Kept(20, 4, False)]) * 3
 
 
 def test_groups_are_layers_that_keep_the_same() -> None:

@@ -15,6 +15,7 @@ from kvik.recipe.recipe import Recipe
 from kvik.recipe.retention import Evicting, Kept, Positional
 from kvik.recipe.scope import Scope
 from kvik.recipe.stage import Layout, Slot, Stage, load_stages, named
+from kvik.recipe.unused import unused
 from kvik.spec.model import LayerSpec, ModelSpec
 
 DEFAULT_CODEC = "fp16"
@@ -44,7 +45,7 @@ def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
     if reasons:
         raise RecipeError(*reasons)
     stored = [lp for lp in layers if lp is not None]
-    reasons = _across(stored, spec)
+    reasons = _across(stored, spec) + unused(scoped, layers, spec)
     if reasons:
         raise RecipeError(*reasons)
     recompute = any(not lp.k.stores for lp in stored)
@@ -157,7 +158,14 @@ def _retention(
     if not window:
         reasons.append(f"{_names(positional)} alone keeps nothing of the present; add window:N")
         return own, None
-    return Kept(window, sinks, any(getattr(s, "in_cache", False) for s in positional)), None
+    in_cache = any(getattr(s, "in_cache", False) for s in positional)
+    if sinks and own.window is not None and not in_cache:
+        reasons.append(
+            f"{_names(s for s in positional if s.first)} would be scored at distances beyond the "
+            f"{own.window} tokens that the layer was made for; write positions=cache, or scope "
+            "all that keeps tokens to layers that do not slide with @"
+        )
+    return Kept(window, sinks, in_cache), None
 
 
 def _conflicts(plan: LayerPlan) -> list[str]:

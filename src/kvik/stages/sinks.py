@@ -14,7 +14,9 @@ class Sinks(Positional):
     """Keeps the first ``tokens`` tokens beside a window, so that attention has its sink.
 
     Sinks are scored at their distance inside the cache (``positions=original``: at their true
-    distance). Stored codes never change: the query is rotated a second time instead.
+    distance). Stored codes never change: the query is rotated a second time instead. On layers that
+    slide by design only distances inside the cache are allowed: longer ones than their window are
+    none that they were made for.
     Use when: text goes on without end and only the recent part matters.
     Cost: constant memory, one page more than the window alone. Nothing outside can be recalled.
     Source: StreamingLLM (arXiv 2309.17453).
@@ -25,7 +27,7 @@ class Sinks(Positional):
         "sinks:1+window:8",
         "sinks:3+window:20",
         "sinks:40+window:20",
-        "sinks:5,positions=original+window:17",
+        "sinks:5,positions=original@0+window:17@0",
     )
 
     tokens: int = arg(positional=True, minimum=1)
