@@ -39,6 +39,13 @@ def group_size(codec: Int, dim: int) -> int:
     return dim if codec.bits == 8 else min(32, dim)
 
 
+def scalar_scale(span: F32, top: int) -> F16:
+    """To nearest; up where more than half a step would be missing."""
+    scale = F16(min(max(span / F32(top), F32(2.0**-24)), F32(65504.0)))
+    short = span - F32(top) * F32(scale) > F32(scale) / 2
+    return np.nextafter(scale, F16(np.inf)) if short else scale
+
+
 def scalar_encode(codec: Int, row: Row) -> tuple[list[int], list[F16], list[F16], list[float]]:
     """Codes, scales, minima and exact quotients of one token and head, one number at a time."""
     size = group_size(codec, len(row))
@@ -48,12 +55,14 @@ def scalar_encode(codec: Int, row: Row) -> tuple[list[int], list[F16], list[F16]
         if symmetric(codec):
             top = 2 ** (codec.bits - 1) - 1
             low, bottom = F16(0), -top
-            wanted = F32(max(abs(x) for x in group)) / F32(top)
+            scale = scalar_scale(F32(max(abs(x) for x in group)), top)
         else:
             top, bottom = 2**codec.bits - 1, 0
             low = F16(min(group))
-            wanted = F32(max(group) - F32(low)) / F32(top)
-        scale = F16(min(max(wanted, F32(2.0**-24)), F32(65504.0)))
+            scale = scalar_scale(F32(max(group) - F32(low)), top)
+            if F32(low) - min(group) > F32(scale) / 2:
+                low = np.nextafter(low, F16(-np.inf))
+                scale = scalar_scale(F32(max(group) - F32(low)), top)
         for x in group:
             quotient = float(x - F32(low)) / float(scale)
             codes.append(min(max(round(quotient), bottom), top))

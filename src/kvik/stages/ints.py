@@ -84,7 +84,9 @@ class Int(Codec):
     def encode(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Rounds scale (and minimum) to float16 first, so that decoding uses the same ones.
 
-        Values beyond ±65,504 saturate, infinities too; a NaN makes its whole group NaN.
+        To nearest, unless a value would then lie more than half a step outside the codes: then the
+        scale up, or the minimum down. So no finite value within ±65,504 is off by more than half
+        a step. Values beyond saturate, infinities too; a NaN makes its whole group NaN.
         """
         import torch
 
@@ -93,14 +95,17 @@ class Int(Codec):
         planes: dict[str, torch.Tensor] = {}
         if self.symmetric:
             top = 2 ** (self.bits - 1) - 1
-            scale = _half(groups.abs().amax(-1) / top)
+            scale = _scale(groups.abs().amax(-1), top)
             code = (groups / scale.float().unsqueeze(-1)).round().clamp(-top, top)
             code = code if self._signed else code + top + 1
         else:
             top = 2**self.bits - 1
-            low = groups.amin(-1).half()
+            least, most = groups.amin(-1), groups.amax(-1)
+            low = least.half()
+            scale = _scale(most - low.float(), top)
+            low = torch.where(low.float() - least > scale.float() / 2, _below(low), low)
             # Rounding the minimum moved it; the scale must still reach the maximum.
-            scale = _half((groups.amax(-1) - low.float()) / top)
+            scale = _scale(most - low.float(), top)
             shifted = groups - low.float().unsqueeze(-1)
             code = (shifted / scale.float().unsqueeze(-1)).round().clamp(0, top)
             planes["low"] = low
@@ -128,5 +133,19 @@ def _grouped(x: torch.Tensor, group: int) -> torch.Tensor:
     return x.view(*x.shape[:-1], -1, group)
 
 
-def _half(scale: torch.Tensor) -> torch.Tensor:
-    return scale.clamp(TINY, HUGE).half()
+def _scale(span: torch.Tensor, top: int) -> torch.Tensor:
+    """``top`` steps reach ``span`` with at most half a step missing; float16, never zero."""
+    import torch
+
+    scale = (span / top).clamp(TINY, HUGE).half()
+    short = span - top * scale.float() > scale.float() / 2
+    return torch.where(short, (scale.view(torch.int16) + 1).view(torch.float16), scale)
+
+
+def _below(x: torch.Tensor) -> torch.Tensor:
+    """The next float16 below each finite ``x``."""
+    import torch
+
+    bits = x.view(torch.int16)
+    under = torch.where(x > 0, bits - 1, torch.where(x < 0, bits + 1, -32767))
+    return under.to(torch.int16).view(torch.float16)
