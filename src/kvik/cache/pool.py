@@ -90,7 +90,6 @@ class PagePool:
         self._memory = Memory(slabs * self.slab_bytes)
         self.buffer = self._memory.buffer
         self._ledger = Ledger([s // ALIGN for s in sizes], slabs, self.slab_bytes // ALIGN)
-        self._dirty = np.zeros(slabs, dtype=np.bool_)
 
     @property
     def nbytes(self) -> int:
@@ -122,9 +121,7 @@ class PagePool:
                 f"the KV pool is full: {count} pages of {page_bytes:,} bytes asked, "
                 f"{room} free of {self.nbytes:,} bytes in all"
             )
-        ids = self._ledger.take(index, count)
-        self._dirty[ids // self._ledger.slab_rows] = True
-        return ids
+        return self._ledger.take(index, count)
 
     def retain(self, ids: Ids, *, cached: bool = False) -> None:
         """One more reference to each page. ValueError, and no change, for a freed one."""
@@ -160,10 +157,10 @@ class PagePool:
         """
         if self.poison:
             return 0
-        slabs = np.sort(np.array(self._ledger.emptied, dtype=np.int64))
-        slabs = slabs[self._dirty[slabs]]
+        gone = self._ledger.gone
+        slabs = np.array(sorted(set(self._ledger.emptied) - gone), dtype=np.int64)
         given = self._memory.give_back(_runs(slabs, self.slab_bytes))
-        self._dirty[slabs] = False
+        gone.update(slabs.tolist())
         return given
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 NONE: Ids = np.empty(0, dtype=np.int32)
-FEW = 48  # pages up to which counting one by one beats array work
+FEW = 96  # pages up to which counting one by one beats array work
 
 
 class Class:
@@ -55,6 +55,7 @@ class Slabs:
         self._used = np.zeros(slabs, dtype=np.int32)
         self.emptied: list[int] = []  # heap: empty slabs that were in use before
         self.untouched = 0  # slabs from here on were never in use
+        self.gone: set[int] = set()  # empty slabs whose memory the system has back
         # The same memory for single pages: views of this kind are quicker at one item.
         self._reference, self._class_of = self._references.data, self._class.data
         self._live_in, self._used_in = self._live.data, self._used.data
@@ -166,7 +167,13 @@ class Slabs:
         first = self.untouched
         self.untouched += count - old
         slabs += range(first, self.untouched)
-        self._class[slabs] = index
+        if count <= FEW:
+            for slab in slabs:
+                self._class_of[slab] = index
+        else:
+            self._class[slabs] = index
+        if self.gone:
+            self.gone.difference_update(slabs)
         return slabs
 
     def _move_one(self, page: int, *, used: int = 0, live: int = 0) -> None:
