@@ -35,7 +35,10 @@ class Decoding:
         return TextStream(self.model.tokenizer, request.stop, continues=True)
 
     def advance(self, ready: list[Branch], logits: Tensor) -> None:
-        """Gives every branch whose known tokens are computed its next one."""
+        """Gives every branch whose known tokens are computed its next one.
+
+        ``logits`` [len(ready), vocab].
+        """
         branches: list[Branch] = []
         rows: list[int] = []
         for row, branch in enumerate(ready):
@@ -47,42 +50,40 @@ class Decoding:
                 continue
             branches.append(branch)
             rows.append(row)
-            if branch.known == len(job.request.prompt):  # its samples start from one row
+            if len(job.branches) > 1 and branch.known == len(job.request.prompt):
                 fresh = [b for b in job.live if b is not branch]
-                branches += fresh
+                branches += fresh  # they start from the same row
                 rows += [row] * len(fresh)
         if not branches:
             return
-        table = logits if len(rows) == len(logits) == len(ready) else logits[rows]
+        table = logits if len(rows) == len(ready) else logits[rows]
         for row, (branch, chosen) in enumerate(zip(branches, choose(table, branches), strict=True)):
             if isinstance(chosen, KvikError):
-                self._finish(
-                    branch, Output(branch.job.id, branch.index, finish="error", reason=str(chosen))
-                )
+                number, index = branch.job.id, branch.index
+                self._finish(branch, Output(number, index, finish="error", reason=str(chosen)))
             else:
-                self._grow(branch, chosen, table[row])
+                self._grow(branch, chosen, table, row)
 
-    def _grow(self, branch: Branch, token: int, row: Tensor) -> None:
+    def _grow(self, branch: Branch, token: int, table: Tensor, row: int) -> None:
         """Appends a sampled token and says so."""
-        job, request = branch.job, branch.job.request
+        job, request, stream = branch.job, branch.job.request, branch.stream
         branch.text.append(token)
         self.generated += 1
         finish: Finish | None = None
-        text, stream = "", branch.stream
-        assert request.eos_ids is not None
-        if token in request.eos_ids:
+        text = ""
+        if token in job.eos_ids:
             finish = "eos"
         elif stream is not None:
             text = stream.push(token)
             if stream.stopped:
                 finish = "stop"
-        if finish is None and branch.known == len(request.prompt) + request.max_new:
+        if finish is None and len(branch.text.ids) == job.longest:
             finish = "length"
-        if finish in ("eos", "length") and stream is not None:
+        if finish is not None and finish != "stop" and stream is not None:
             text += stream.finish()
         output = Output(job.id, branch.index, (token,), text, finish)
         if request.logprobs is not None:
-            logprob, top = alternatives(row, token, request.logprobs)
+            logprob, top = alternatives(table[row], token, request.logprobs)
             output = output._replace(logprob=logprob, top=top)
         if finish is None:
             self.news.append(output)
@@ -112,9 +113,8 @@ class Decoding:
         """One step of a beam search, now that all its beams have logits."""
         request, beams = job.request, job.live
         assert request.beams is not None
-        assert request.eos_ids is not None
         if job.search is None:
-            job.search = BeamSearch(request.beams, eos_ids=request.eos_ids, max_new=request.max_new)
+            job.search = BeamSearch(request.beams, eos_ids=job.eos_ids, max_new=request.max_new)
         try:
             choices = job.search.advance(torch.stack([b.row for b in beams if b.row is not None]))
         except KvikError as error:
@@ -134,9 +134,9 @@ class Decoding:
             assert parent.sequence is not None
             branch.sequence = self.memory.cache.fork(parent.sequence)
             grown.append(branch)
+        job.branches = grown
         for beam in beams:
             self.memory.release(beam)
-        job.branches = grown
 
     def _report_hypotheses(self, job: Job) -> None:
         assert job.search is not None

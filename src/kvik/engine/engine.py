@@ -22,7 +22,8 @@ from kvik.engine.memory import Memory
 from kvik.engine.prefix import PrefixCache
 from kvik.engine.prefix_disk import load_prefix, save_prefix
 from kvik.engine.request import Branch, Completion, Job, Output, Request, Sample, Status
-from kvik.engine.scheduler import Counts, Limits, Order, Scheduler, Work
+from kvik.engine.scheduler import Batch, Counts, Limits, Order, Scheduler
+from kvik.engine.uninterrupted import uninterrupted
 from kvik.errors import KvikError
 from kvik.machine import available_memory, parse_bytes
 from kvik.models import Model
@@ -94,6 +95,7 @@ class Engine:
         self.scheduler = Scheduler(self.memory, Limits(step_tokens, max_running, order))
         self._numbers = count()
         self._jobs: dict[int, Job] = {}
+        self._deadlines: dict[int, float] = {}
         self._inbox: deque[Job | int] = deque()  # what other threads ask for during a step
         self._lock = Lock()
         self.decoding = Decoding(model, self.memory, self._close)
@@ -157,9 +159,9 @@ class Engine:
         with self._lock:
             self._drain()
             self._expire()
-            works = self.scheduler.schedule()
-            if works:
-                self._run(works)
+            batch = self.scheduler.schedule()
+            if batch.decodes or batch.parts:
+                self._run(batch)
             elif self.scheduler.running:
                 stuck = min(self.scheduler.running, key=lambda job: job.id)
                 self.decoding.end(
@@ -252,16 +254,17 @@ class Engine:
             item = self._inbox.popleft()
             if isinstance(item, Job):
                 self._jobs[item.id] = item
+                if item.request.deadline is not None:
+                    self._deadlines[item.id] = item.arrival + item.request.deadline
                 self.scheduler.add(item)
             elif item in self._jobs:
                 self.decoding.end(self._jobs[item], "cancelled")
 
     def _expire(self) -> None:
-        now = self.clock()
-        for job in list(self._jobs.values()):
-            deadline = job.request.deadline
-            if deadline is not None and now >= job.arrival + deadline:
-                self.decoding.end(job, "deadline")
+        now = self.clock() if self._deadlines else 0.0
+        for number, end in list(self._deadlines.items()):
+            if now >= end:
+                self.decoding.end(self._jobs[number], "deadline")
 
     # Prefixes on disk
 
@@ -303,63 +306,62 @@ class Engine:
 
     # A step
 
-    def _run(self, works: list[Work]) -> None:
-        sequences, counts, tokens = [], [], []
-        last: list[int] = []
-        ready: list[Branch] = []
-        for work in works:
-            branch = work.branch
-            assert branch.sequence is not None
+    def _run(self, batch: Batch) -> None:
+        decodes, parts = batch
+        sequences = [b.sequence for b in decodes] + [w.branch.sequence for w in parts]
+        tokens = [b.text.ids[-1] for b in decodes]
+        ready, rows = list(decodes), list(range(len(decodes)))
+        for branch, new in parts:
             start = branch.computed
-            stop = start + work.count
-            sequences.append(branch.sequence)
-            counts.append(work.count)
-            tokens.extend(branch.text.ids[start:stop])
-            if stop == branch.known:
+            tokens += branch.text.ids[start : start + new]
+            if start + new == branch.known:
                 ready.append(branch)
-                last.append(len(tokens) - 1)
-        self.cache.plan(sequences, counts)
+                rows.append(len(tokens) - 1)
+        held = [sequence for sequence in sequences if sequence is not None]
+        self.cache.plan(held, [1] * len(decodes) + [work.tokens for work in parts])
         try:
-            logits = self.model.forward(
-                torch.tensor(tokens), self.cache.positions, self.cache, torch.tensor(last).long()
-            )
+            ids, last = torch.tensor(tokens), torch.tensor(rows, dtype=torch.int64)
+            logits = self.model.forward(ids, self.cache.positions, self.cache, last)
         except BaseException:
             self.cache.abort()
             raise
-        self.cache.commit()
-        with self._whole_or_restarted(works):
+        with uninterrupted(), self._whole_or_restarted(batch):
+            self.cache.commit()
             self._computed += len(tokens)
-            for work in works:
-                self._computed_work(work)
+            for branch, _ in parts:
+                self._computed_part(branch)
             self.decoding.advance(ready, logits)
 
     @contextmanager
-    def _whole_or_restarted(self, works: list[Work]) -> Iterator[None]:
+    def _whole_or_restarted(self, batch: Batch) -> Iterator[None]:
         """A step that breaks off once its K and V are stored has lost its logits."""
         try:
             yield
         except BaseException:
-            for job in {work.branch.job for work in works}:
+            branches = batch.decodes + [work.branch for work in batch.parts]
+            for job in dict.fromkeys(branch.job for branch in branches):
                 if job.status is Status.RUNNING:
                     self.scheduler.restart(job)
             raise
 
-    def _computed_work(self, work: Work) -> None:
+    def _computed_part(self, branch: Branch) -> None:
         """Snapshots, and the forks at the end of a prompt."""
-        branch, job = work.branch, work.branch.job
+        job = branch.job
         if not self.memory.whole:
-            self.scheduler.computed(work)
-        if job.forked or (branch.computed < len(job.request.prompt) and not self.memory.whole):
-            return
-        assert branch.sequence is not None
-        for other in job.live:
-            if other is not branch:
-                other.sequence = self.cache.fork(branch.sequence)
-        job.forked = True
+            self.scheduler.computed(branch)
+            if branch.computed < len(job.request.prompt):
+                return
+        if not job.forked:
+            assert branch.sequence is not None
+            for other in job.live:
+                if other is not branch:
+                    other.sequence = self.cache.fork(branch.sequence)
+            job.forked = True
 
     def _close(self, job: Job) -> None:
         self.scheduler.remove(job)
         del self._jobs[job.id]
+        self._deadlines.pop(job.id, None)
 
 
 def _bytes(size: int | str) -> int:

@@ -46,6 +46,24 @@ class Memory:
         assert branch.sequence is not None
         return self.cache.demand(branch.sequence, count)
 
+    def demand_of_decodes(self, branches: Seq[Branch]) -> Demand:
+        """What branches need for one token each, together."""
+        sequences = [branch.sequence for branch in branches if branch.sequence is not None]
+        open_pages: list[int] = []
+        moving = []
+        for sequence in sequences:
+            state = sequence.state
+            if state.length < state.steady:
+                open_pages += state.open
+            else:
+                moving.append(sequence)
+        if self.pool.any_shared(open_pages):
+            moving = sequences
+        total = self.nothing
+        for sequence in moving:
+            total = self.add(total, self.cache.demand(sequence, 1))
+        return total
+
     def peak(self, tokens: int) -> Demand:
         """Most pages that one sequence holds while it grows to ``tokens`` tokens."""
         most = step_peak(self.cache.resolved, tokens)
@@ -127,7 +145,7 @@ class Memory:
         holding = [b for b in job.live if b.sequence is not None]
         sequences = [b.sequence for b in holding if b.sequence is not None]
         size = self.cache.nbytes(*sequences)
-        if size and self.swapped_bytes + size <= self.swap_bytes:
+        if sequences and self.swap_bytes and self.swapped_bytes + size <= self.swap_bytes:
             job.swapped, job.parked = swap_out(self.cache, sequences), holding
             self.swapped_bytes += job.swapped.nbytes
             for branch in holding:

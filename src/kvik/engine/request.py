@@ -62,8 +62,13 @@ class Request:
                 raise KvikError(f"{name} is {value!r}; it must be a whole number from {low} on")
         if self.beams is not None and (self.n > 1 or self.sampling.temperature > 0):
             raise KvikError("beam search takes no samples: leave n at 1 and the temperature at 0")
-        if self.beams is not None and (self.stop or self.logprobs is not None):
-            raise KvikError("beam search ends at tokens and gives scores: leave out stop, logprobs")
+        if self.beams is not None and (
+            self.stop or self.logprobs is not None or self.sampling.repetition_penalty != 1
+        ):
+            raise KvikError(
+                "beam search takes the model's scores and ends at tokens: leave out stop, logprobs "
+                "and the repetition penalty"
+            )
         if self.logprobs is not None and not (type(self.logprobs) is int and self.logprobs >= 0):
             raise KvikError("logprobs is the number of alternatives beside each token, 0 or more")
         if self.deadline is not None and not self.deadline > 0:
@@ -183,6 +188,8 @@ class Job:
 
     def __init__(self, request: Request, number: int, arrival: float) -> None:
         self.request, self.id, self.arrival = request, number, arrival
+        self.eos_ids = request.eos_ids or frozenset()
+        self.longest = len(request.prompt) + request.max_new
         self.status = Status.WAITING
         self.branches: list[Branch] = []
         self.forked = True  # False until the others fork off the first one, after the prompt
@@ -213,4 +220,4 @@ class Job:
 
     def target(self, branch: Branch) -> int:
         """How far a branch may be computed now: siblings fork off at the end of the prompt."""
-        return branch.known if self.forked else len(self.request.prompt)
+        return len(branch.text.ids) if self.forked else len(self.request.prompt)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kvik.engine.request import Branch, Job, Request, Status
 from kvik.errors import CapacityError, KvikError
@@ -42,12 +42,18 @@ class Limits:
             raise KvikError(f"the order is 'arrival' or 'prefix', not {self.order!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The next ``count`` known tokens of a branch."""
+class Work(NamedTuple):
+    """The next known ``tokens`` of a branch: how many."""
 
     branch: Branch
-    count: int
+    tokens: int
+
+
+class Batch(NamedTuple):
+    """The work of a step: branches that wait for one token, and parts of prompts."""
+
+    decodes: list[Branch]
+    parts: list[Work]
 
 
 @dataclass
@@ -69,7 +75,8 @@ class Scheduler:
         self.running: list[Job] = []
         self.counts = Counts()
         self._pending: dict[bytes, Job] = {}
-        self._works: list[Work] = []
+        self._decodes: list[Branch] = []
+        self._parts: list[Work] = []
         self._need: Demand = memory.nothing
         self._budget = 0
 
@@ -121,48 +128,60 @@ class Scheduler:
             self._requeue(job, Status.WAITING)
             self.counts.recomputed += 1
 
-    def computed(self, work: Work) -> None:
-        """Takes note that a step has computed some work: its end may be worth a snapshot."""
-        branch, job = work.branch, work.branch.job
-        end, block = branch.computed, self.memory.block
-        if end > len(job.request.prompt) and work.count == 1:
-            return
+    def computed(self, branch: Branch) -> None:
+        """Takes note of how far a prompt has been computed: that may be worth a snapshot."""
+        job, end, block = branch.job, branch.computed, self.memory.block
         done = end == job.target(branch)
         if block and (done or end % block == 0 or end in job.stops):
             self.memory.remember(branch)
         if done:
             self._settle(job)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> Batch:
         """The work of the next step. Pages for all of it are there."""
-        self._works, self._need = [], self.memory.nothing
-        self._budget = self.limits.tokens
+        self._decodes, self._parts = [], []
+        self._need, self._budget = self.memory.nothing, self.limits.tokens
         before = self.counts.swapped + self.counts.recomputed
-        prompts: list[tuple[Job, Branch]] = []
-        for job in list(self.running):
-            for branch in job.live:
-                if branch.sequence is not None:  # not yet to be forked, nor preempted meanwhile
-                    left = job.target(branch) - branch.computed
-                    if left == 1:
-                        self._continue(job, branch)
-                    elif left:
-                        prompts.append((job, branch))
-        for job, branch in prompts:
-            self._continue(job, branch)
-        if before == self.counts.swapped + self.counts.recomputed:
+        decodes, parts = self._runnable()
+        together = self.memory.demand_of_decodes(decodes)
+        if len(decodes) <= self._budget and self.memory.make_room(together):
+            self._decodes, self._need = decodes, together
+            self._budget -= len(decodes)
+        else:
+            parts = decodes + parts
+        for branch in parts:
+            self._continue(branch)
+        if self.waiting and before == self.counts.swapped + self.counts.recomputed:
             self._admit()
-        return self._works
+        return Batch(self._decodes, self._parts)
 
     # Running jobs
 
-    def _continue(self, job: Job, branch: Branch, *, preempt: bool = True) -> None:
+    def _runnable(self) -> tuple[list[Branch], list[Branch]]:
+        """Branches that wait for one token, and for more, in the order of service."""
+        decodes: list[Branch] = []
+        parts: list[Branch] = []
+        for job in self.running:
+            prompt = len(job.request.prompt)
+            for branch in job.branches:
+                # Without a sequence it has ended, or forks off at the end of the prompt.
+                if branch.sequence is not None:
+                    target = job.target(branch)
+                    left = target - branch.sequence.state.length
+                    if left == 1 and target > prompt:
+                        decodes.append(branch)
+                    elif left:
+                        parts.append(branch)
+        return decodes, parts
+
+    def _continue(self, branch: Branch, *, preempt: bool = True) -> None:
         """Takes the next known tokens of a branch into the step, as many as fit."""
-        count, compacted = self._chunk(job, branch), False
-        while count and branch.sequence is not None:
-            demand = self.memory.demand(branch, count)
-            if self.memory.make_room(self.memory.add(self._need, demand)):
-                self._works.append(Work(branch, count))
-                self._need = self.memory.add(self._need, demand)
+        count, compacted = self._chunk(branch), False
+        while count and branch.sequence is not None:  # not preempted meanwhile
+            need = self.memory.add(self._need, self.memory.demand(branch, count))
+            if self.memory.make_room(need):
+                self._parts.append(Work(branch, count))
+                self._need = need
                 self._budget -= count
                 return
             if count > 1 and not self.memory.whole:
@@ -170,16 +189,18 @@ class Scheduler:
             elif not preempt or (compacted and len(self.running) == 1):
                 return
             elif not self._preempt_last():
-                self.memory.compact(job)
+                self.memory.compact(branch.job)
                 self.counts.compacted += 1
                 self._recount()
                 compacted = True
 
-    def _chunk(self, job: Job, branch: Branch) -> int:
+    def _chunk(self, branch: Branch) -> int:
         """How many tokens of a branch the step should take: to a place worth a snapshot."""
+        job = branch.job
         start, target = branch.computed, job.target(branch)
         if self.memory.whole:  # nothing is stored, so a text cannot be cut
-            return target if target <= self._budget or not self._works else 0
+            first = not (self._decodes or self._parts)
+            return target if target <= self._budget or first else 0
         stop = min([target, start + self._budget, *(s for s in job.stops if s > start)])
         block = self.memory.block
         if stop - start <= 1 or not (block and job.request.share):
@@ -200,15 +221,18 @@ class Scheduler:
             return False
         victim = victims[-1]
         self.preempt(victim)
-        self._works = [w for w in self._works if w.branch.job is not victim]
+        self._decodes = [b for b in self._decodes if b.job is not victim]
+        self._parts = [w for w in self._parts if w.branch.job is not victim]
         self._recount()
         return True
 
     def _recount(self) -> None:
-        self._budget = self.limits.tokens - sum(w.count for w in self._works)
-        self._need = self.memory.nothing
-        for work in self._works:
-            self._need = self.memory.add(self._need, self.memory.demand(work.branch, work.count))
+        """What the step needs, after pages have changed hands."""
+        self._budget = self.limits.tokens - len(self._decodes)
+        self._need = self.memory.demand_of_decodes(self._decodes)
+        for branch, count in self._parts:
+            self._budget -= count
+            self._need = self.memory.add(self._need, self.memory.demand(branch, count))
 
     # Waiting jobs
 
@@ -217,6 +241,8 @@ class Scheduler:
         job.status = status
         if status is Status.WAITING:
             job.forked = len(job.live) == 1
+            for branch in job.live:
+                branch.row = None
         insort(self.waiting, job, key=lambda j: j.key)
 
     def _admit(self) -> None:
@@ -275,7 +301,7 @@ class Scheduler:
         job.status = Status.RUNNING
         for branch in live:
             if branch.sequence is not None and branch.computed < job.target(branch):
-                self._continue(job, branch, preempt=not running)
+                self._continue(branch, preempt=not running)
         return True
 
     # Prefixes under way: a request waits for what another is computing, instead of doing it too

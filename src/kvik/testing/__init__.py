@@ -10,11 +10,13 @@ from kvik.testing.codecs import check_codec
 from kvik.testing.conformance import check_stack, oracle_logits
 from kvik.testing.error import ConformanceError
 from kvik.testing.oracle import OracleCache
+from kvik.testing.requests import check_engine
 
 __all__ = [
     "ConformanceError",
     "OracleCache",
     "check_codec",
+    "check_engine",
     "check_stack",
     "models",
     "oracle_logits",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -88,6 +89,7 @@ class _Run:
 def check_stack(recipe: str, model: Model, make: MakeCache = KVCache) -> None:
     """Raises RecipeError for a refused stack, ConformanceError for one that breaks a law."""
     plan = Recipe.parse(recipe).resolve(model.spec)
+    _check_budgets(plan)
     chance = random.Random(11)
     tokens = [chance.randrange(model.spec.vocab) for _ in range(LENGTH)]
     run = _Run(model, plan, make, tokens, oracle_logits(model, plan, tokens))
@@ -119,6 +121,18 @@ def _check_recompute(run: _Run) -> None:
     cache.abort()
     run.compare("recomputed", logits)
     run.weigh(cache, sequence, "recomputed")
+
+
+def _check_budgets(plan: Plan) -> None:
+    """A policy that says its budgets are steady has budgets that are."""
+    for group in plan.groups:
+        policy, layer, head = group.evicting, group.layers[0].index, group.head
+        if policy is None or head is None or not policy.steady:
+            continue
+        events = range(policy.interval, 100 * policy.interval, policy.interval)
+        budgets = [policy.budget(event, layer, head) for event in events]
+        if any(not 0 <= b - a <= policy.interval for a, b in pairwise(budgets)):
+            raise ConformanceError(f"{plan.recipe}: the budgets of {policy} are not steady")
 
 
 def _check_chunks(run: _Run) -> None:
