@@ -97,6 +97,10 @@ class Spread(Evicting):
     def interval(self) -> int:
         return 8
 
+    @property
+    def steady(self) -> bool:
+        return True
+
     def budget(self, seen: int, layer: int, head: int) -> int:
         return self.tokens
 

@@ -84,6 +84,15 @@ class Evicting(Retention):
         """Tokens between two events."""
         raise NotImplementedError
 
+    @property
+    def steady(self) -> bool:
+        """Whether no budget grows by more tokens than were seen since the one before.
+
+        So it is for a number of tokens and for a share of them. Then the last event alone decides
+        what is stored, and plans of a million tokens cost nothing.
+        """
+        return False
+
     def budget(self, seen: int, layer: int, head: int) -> int:
         """Tokens that stay after the event at position ``seen``; never fewer at a later one."""
         raise NotImplementedError
@@ -104,6 +113,8 @@ class Evicting(Retention):
         since. Events further back than the tokens that are left cannot be the tightest.
         """
         kept = last = max(0, seen - 1) // self.interval * self.interval
+        if last and self.steady:
+            return min(last, self.budget(last, layer, head)) + seen - last
         event = last
         while event > 0 and last - event < kept:
             kept = min(kept, self.budget(event, layer, head) + last - event)
@@ -112,6 +123,9 @@ class Evicting(Retention):
 
     def most_stored(self, seen: int, layer: int, head: int) -> int:
         """Most tokens stored at any time until ``seen`` tokens were processed."""
+        if self.steady:  # they grow from event to event: now, or just before the last one
+            last = max(0, seen - 1) // self.interval * self.interval
+            return max(self.stored(n, layer, head) for n in (last, seen))
         kept = most = 0
         for event in range(self.interval, seen, self.interval):
             most = max(most, kept + self.interval)
