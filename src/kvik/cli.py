@@ -202,6 +202,63 @@ def waste(as_json: bool, **options: Any) -> None:
     report_waste(WasteOptions(as_json=as_json, **options))
 
 
+@bench.command(
+    epilog="kvik bench serving --out out/serving --peer transformers\n"
+    "kvik bench serving smollm2-135m --kv fp16 --kv int4 --rate 1 --rate 4 --requests 20\n"
+    "kvik bench serving ./model.gguf --trace requests.jsonl --scale 1 --memory 256MiB --json"
+)
+@click.argument("model", default="smollm2-135m")
+@click.option(
+    "--kv", "recipes", multiple=True, help="Recipe; may be repeated.  [default: fp32, fp16, int8]"
+)
+@click.option("--memory", default="6MiB", show_default=True, help="KV bytes that each may use.")
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    type=click.FloatRange(0.0, 1e6, min_open=True),
+    help="Requests that arrive in a second; may be repeated.  [default: 0.5, 1, 2]",
+)
+@click.option("--requests", type=click.IntRange(1, 100_000), help="At each rate.  [default: 12]")
+@click.option(
+    "--trace", default="sharegpt", show_default=True, help="sharegpt, alpaca, or a JSON Lines file."
+)
+@click.option(
+    "--scale",
+    default=0.06,
+    show_default=True,
+    type=click.FloatRange(0.001, 1000.0),
+    help="Lengths of the trace are multiplied by this.",
+)
+@click.option(
+    "--peer",
+    type=click.Choice(["transformers"]),
+    help="Also measure its generate on padded batches at the same KV bytes.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**64 - 1))
+@click.option(
+    "--step-tokens",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most tokens that the engine computes in a step.",
+)
+@click.option(
+    "--out", type=click.Path(), help="Folder for serving.json, serving.svg and trace.jsonl."
+)
+@_JSON
+def serving(as_json: bool, **options: Any) -> int:
+    """Measure throughput and latency against offered load at a fixed KV budget.
+
+    Requests arrive at their own times (Poisson), whether or not the server keeps up. The same
+    requests go to the engine with each recipe, and to the peer, at each rate. A file's rhythm is
+    stretched to the rates.
+    """
+    from kvik.commands.bench_serving import ServingOptions, report_serving
+
+    return report_serving(ServingOptions(as_json=as_json, **options))
+
+
 @cli.command(epilog="kvik doctor\nkvik doctor --json")
 @_JSON
 def doctor(as_json: bool) -> None:

@@ -1,0 +1,152 @@
+"""``kvik bench serving``: an open-loop load test, its table and its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from kvik.bench import trace as traces
+from kvik.bench.padded import check_installed
+from kvik.bench.serving_load import shrink
+from kvik.commands.progress import fetch_progress
+from kvik.errors import KvikError, RecipeError
+from kvik.evaluate.compare import resolved
+from kvik.evaluate.files import check_writable, write_atomic
+from kvik.evaluate.provenance import environment, version_of
+from kvik.evaluate.table import Bars
+from kvik.evaluate.text import library_text, read_text
+from kvik.machine import parse_bytes, threads
+from kvik.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kvik.bench.serving import Setting
+    from kvik.models import Model
+
+RECIPES = ("fp32", "fp16", "int8")
+RATES = (0.5, 1.0, 2.0)
+REQUESTS = 12
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """The command line of ``kvik bench serving``; None is what was not given."""
+
+    model: str
+    recipes: tuple[str, ...]
+    memory: str
+    rates: tuple[float, ...]
+    requests: int | None
+    trace: str
+    scale: float
+    peer: str | None
+    seed: int
+    step_tokens: int
+    out: str | None
+    as_json: bool
+
+
+def report_serving(options: ServingOptions) -> int:
+    """Measure, print, write; 1 when a request failed, else 0.
+
+    KvikError before anything runs where the input cannot be used.
+    """
+    if options.out == "":
+        raise KvikError("--out is empty: give the name of a folder, or leave it out")
+    folder = None if options.out is None else Path(options.out)
+    if folder is not None:
+        check_writable(folder)
+    if options.peer is not None:
+        check_installed(gguf=False)
+    from kvik.models import load_model, sources
+
+    resolved(options.recipes or RECIPES, None)
+    memory, rates = parse_bytes(options.memory), tuple(dict.fromkeys(options.rates or RATES))
+    errors = Console(stderr=True)
+    with fetch_progress(errors) as report:
+        path = sources.resolve(options.model, report)
+    if options.peer is not None:
+        check_installed(gguf=path.suffix == ".gguf")
+    model = load_model(options.model)
+    setting = _setting(options, model, memory, rates)
+    from kvik.bench.serving import document, measure
+    from kvik.bench.serving_picture import draw, make_table
+
+    with Bars(errors) as bars:
+        runs = measure(setting, bars)
+    result = document(setting, runs)
+    result["trace"] = {"name": options.trace, "scale": options.scale, **result["trace"]}
+    result["env"] = environment(threads()) | {"transformers": version_of("transformers")}
+    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    files: dict[Path, str] = {}
+    if folder is not None:
+        files = {
+            folder / "serving.svg": draw(result),
+            folder / "serving.json": text,
+            folder / "trace.jsonl": traces.dump(setting.trace),
+        }
+    for target, content in files.items():
+        write_atomic(target, content)
+    if options.as_json:
+        click.echo(text, nl=False)
+    else:
+        # Piped, the table must not be folded to 80 columns.
+        console = Console() if Console().is_terminal else Console(width=160)
+        console.print(make_table(result))
+        for note in result["notes"]:
+            click.echo(f"* {note}")
+        for target in files:
+            click.echo(str(target))
+    failed = sum(run["failed"] for run in runs)
+    if failed:
+        click.echo(f"kvik: {failed} request{'s' * (failed > 1)} failed", err=True)
+    return 1 if failed else 0
+
+
+def _setting(
+    options: ServingOptions, model: Model, memory: int, rates: tuple[float, ...]
+) -> Setting:
+    """What to measure; KvikError where the options do not go together."""
+    from kvik.bench.serving import Setting
+
+    recipes = tuple(map(Recipe.parse, resolved(options.recipes or RECIPES, model.spec)))
+    empty = [str(recipe) for recipe in recipes if not recipe.resolve(model.spec).groups]
+    if empty:
+        raise RecipeError(f"{', '.join(empty)} caches no tokens: there is no budget to keep to")
+    prose = library_text()
+    text = model.tokenizer.encode(prose, special=False)
+    plain = model.tokenizer.encode(prose, bos=False, special=False)
+    return Setting(
+        model=model,
+        recipes=recipes,
+        trace=_trace(options, model.spec.context),
+        rates=rates,
+        memory=memory,
+        step_tokens=options.step_tokens,
+        text=tuple(plain),
+        head=tuple(text[: len(text) - len(plain)]),
+        peer=options.peer is not None,
+        seed=options.seed,
+    )
+
+
+def _trace(options: ServingOptions, context: int) -> tuple[traces.Arrival, ...]:
+    """The trace of that name or in that file, its lengths scaled."""
+    name = options.trace.lower()
+    if name in traces.SHAPES:
+        trace = traces.generate(
+            traces.SHAPES[name],
+            requests=options.requests or REQUESTS,
+            rate=1.0,
+            seed=options.seed,
+            context=int(context / options.scale),
+        )
+        return shrink(trace, options.scale)
+    if not options.trace:
+        raise KvikError("--trace is empty: give sharegpt, alpaca or a file")
+    trace = traces.parse(read_text(options.trace), options.trace)
+    return shrink(trace[: options.requests], options.scale)
