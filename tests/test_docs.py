@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -25,3 +27,28 @@ def test_the_example_stage_is_complete_and_short() -> None:
         [sys.executable, "-c", stage + proof], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+ENGINE = (ROOT / "docs" / "engine.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("number", range(2))
+def test_the_examples_of_the_engine_run(number: int) -> None:
+    """As printed, on the real model, each in a process of its own."""
+    code = re.findall(r"```python\n(.*?)```", ENGINE, re.DOTALL)[number]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_the_fields_of_a_request_are_in_its_table() -> None:
+    """Every field but the prompt and the number of its first sample."""
+    from dataclasses import fields
+
+    from kvik.engine.request import Request
+
+    table = ENGINE.split("## What can be asked")[1].split("## ")[0]
+    for field in fields(Request):
+        assert f"`{field.name}`" in table or field.name in ("prompt", "sample")

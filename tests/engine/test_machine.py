@@ -1,4 +1,4 @@
-"""Any order of operations on an engine in a tiny pool: answers right, pages counted, nothing lost."""
+"""Any order of operations on an engine in a tiny pool: right answers, pages counted."""
 
 from __future__ import annotations
 
