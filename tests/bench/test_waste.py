@@ -49,6 +49,8 @@ def test_the_document_says_it_all_in_plain_json(result: dict[str, object]) -> No
         assert row["finished"] == read["trace"]["requests"] == 60
         assert row["finished_in_time"] <= 60
         assert row["concurrent_mean"] <= row["concurrent_peak"]
+        assert set(row["preemptions"]) == {"recomputed", "swapped"}
+    assert read["trace"]["tokens"] == sum(arrival.final for arrival in small.trace())
     assert read["slots"] == 1500
     assert read["page_tokens"] == [16]
 

@@ -9,7 +9,8 @@ internal   slots set aside for a running request that it will never fill
 external   what the allocator's shapes cost: the rounding of a request's slots up to a block, and,
            while the next request waits although there are enough free bytes for it, those bytes
 stranded   ends of slabs that are too short for a page (kvik only)
-leftover   free bytes while the next request waits because they are too few for it
+leftover   free bytes while the next request waits because they are too few for it (kvik: for it
+           and for one more page for everyone who runs)
 idle       free bytes while no request waits
 
 The *region* is the budget without what is idle: memory that nobody asks for is no waste. Shares

@@ -31,7 +31,10 @@ def title(result: Mapping[str, Any]) -> str:
 
 
 def make_table(result: Mapping[str, Any]) -> Table:
-    """One row a system: shares of the KV region in percent, then what that let it do."""
+    """One row a system: shares of the KV region in percent, then what that let it do.
+
+    ``preempted`` counts times, ``recomputed`` the tokens that were computed again.
+    """
     table = Table(title=Text(title(result)), title_justify="left")
     table.add_column("system", no_wrap=True)
     for name in (
@@ -41,13 +44,16 @@ def make_table(result: Mapping[str, Any]) -> Table:
         "in time",
         "wait s",
         "preempted",
+        "recomputed",
     ):
         table.add_column(name, justify="right")
     for row in result["systems"]:
         shares = [f"{100 * row['shares'][part]:.1f}" for part, _, _ in PARTS]
         done = f"{row['finished_in_time']:,}/{row['finished']:,}"
         mean, wait = f"{row['concurrent_mean']:.1f}", f"{row['wait_seconds']:.1f}"
-        counts = (mean, f"{row['concurrent_peak']}", done, wait, f"{row['preemptions']:,}")
+        times = f"{sum(row['preemptions'].values()):,}"
+        again = f"{row['recomputed_tokens']:,}"
+        counts = (mean, f"{row['concurrent_peak']}", done, wait, times, again)
         table.add_row(row["system"], *shares, *counts)
     return table
 

@@ -10,11 +10,12 @@ Oracle   everything: exactly the tokens that will be cached
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 
 from kvik.bench.buddy import Buddy, power_of_two
 from kvik.bench.parts import Parts
-from kvik.bench.simulate import Request
+from kvik.bench.simulate import Preempted, Request
 from kvik.bench.trace import Arrival
 
 # Slots to reserve for a request where the longest one has so many tokens.
@@ -34,14 +35,32 @@ class Reservation:
         self.name, self.budget, self.slot_bytes = policy, budget, slot_bytes
         self.longest, self._policy = longest, POLICIES[policy]
         self.buddy = Buddy(budget // slot_bytes)
-        self._address: dict[Request, int] = {}
+        self._address: dict[Request, int] = {}  # of those that run
+        self._line: deque[Request] = deque()
         self._fragmented = False
 
-    def grow(self, running: Sequence[Request]) -> list[Request]:
-        """Everything was reserved at admission."""
-        return []
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
+        return len(self._line)
 
-    def admit(self, request: Request) -> bool:
+    @property
+    def running(self) -> list[Request]:
+        """Those that have a block."""
+        return list(self._address)
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the end of the line."""
+        self._line.append(request)
+
+    def step(self) -> None:
+        """Gives blocks to the first in line, then a token to each that has one."""
+        while self._line and self._admit(self._line[0]):
+            self._line.popleft()
+        for request in self._address:
+            request.produced += 1
+
+    def _admit(self, request: Request) -> bool:
         """Reserves the request's block, if there is one that large."""
         slots = self._slots(request)
         address = self.buddy.alloc(slots)
@@ -51,24 +70,26 @@ class Reservation:
         self._address[request] = address
         return True
 
-    def step(self, running: Sequence[Request]) -> None:
-        """Nothing to allocate."""
-
     def end(self, request: Request) -> None:
         """Frees the block."""
         self.buddy.release(self._address.pop(request))
 
-    def parts(self, running: Sequence[Request], waiting: bool) -> Parts:
+    def preempted(self) -> Preempted:
+        """Nothing: what was reserved is kept to the end."""
+        return Preempted()
+
+    def parts(self) -> Parts:
         """By the requests that run and their blocks; the free slots by the one in line."""
         tokens = reserved = internal = rounding = 0
-        for request in running:
+        for request, address in self._address.items():
             slots, final = self._slots(request), request.arrival.final
             tokens += request.cached
             reserved += final - request.cached
             internal += slots - final
-            rounding += self.buddy.block(self._address[request]) - slots
+            rounding += self.buddy.block(address) - slots
         free = self.buddy.free * self.slot_bytes
         short = self.budget % self.slot_bytes  # less than a slot: as unused as what is left over
+        waiting = bool(self._line)
         hole = waiting and self._fragmented
         return Parts(
             tokens=tokens * self.slot_bytes,

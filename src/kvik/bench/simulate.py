@@ -2,7 +2,12 @@
 
 All requests that run take part in every step, and each step gives each of them one token (Orca,
 OSDI 2022); a prompt is cached in the step in which its request is admitted. First come, first
-served: the first request in line is admitted or nobody is. Steps last equally long.
+served: the first request in line is admitted or nobody is.
+
+What a step costs: ``step_seconds``, however many requests run and however many tokens are
+computed. So prompts cost nothing beside the tokens that are produced meanwhile, for any system;
+nor does a preempted request's text when it is computed again. Only a system that preempts would
+pay for that, so those tokens are counted in ``Run.recomputed``: a cost beside the seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvik.bench.parts import Parts
 from kvik.bench.trace import Arrival
@@ -19,16 +24,15 @@ from kvik.errors import CapacityError
 
 @dataclass(eq=False)
 class Request:
-    """A request on its way: tokens it has been given, and tokens of it that are cached."""
+    """A request on its way, and how many tokens it has been given."""
 
     arrival: Arrival
     produced: int = 0
-    cached: int = 0
 
     @property
-    def count(self) -> int:
-        """Tokens that its next step caches: its text so far, or the token produced last."""
-        return self.arrival.prompt + self.produced - self.cached
+    def cached(self) -> int:
+        """Tokens of it that are cached after a step in which it ran; the newest is not fed yet."""
+        return self.arrival.prompt + self.produced - 1
 
     @property
     def done(self) -> bool:
@@ -36,26 +40,46 @@ class Request:
         return self.produced == self.arrival.output
 
 
+class Preempted(NamedTuple):
+    """How often requests gave their memory up, and what that cost.
+
+    Times that they were ``recomputed`` or copied out (``swapped``), and the ``tokens`` that were
+    computed once more than needed.
+    """
+
+    recomputed: int = 0
+    swapped: int = 0
+    tokens: int = 0
+
+
 class System(Protocol):
-    """A way of managing a KV budget."""
+    """A way of managing a KV budget, and who is served by it."""
 
     name: str
     budget: int
 
-    def grow(self, running: Sequence[Request]) -> list[Request]:
-        """Makes room for one more token of each; returns those that had to give their memory up."""
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
 
-    def admit(self, request: Request) -> bool:
-        """Makes room for a request beside those that run; False where there is none now."""
+    @property
+    def running(self) -> list[Request]:
+        """Those that took part in the last step and have not ended."""
 
-    def step(self, running: Sequence[Request]) -> None:
-        """Caches ``count`` tokens of each request."""
+    def add(self, request: Request) -> None:
+        """Puts a request at the end of the line."""
+
+    def step(self) -> None:
+        """Admits who fits, caches what is known of those that run, gives each one token more."""
 
     def end(self, request: Request) -> None:
-        """Takes back all the memory of a request."""
+        """Takes back all the memory of a request that ran in the last step."""
 
-    def parts(self, running: Sequence[Request], waiting: bool) -> Parts:
-        """What the budget is doing after a step; ``waiting`` tells whether anybody is in line."""
+    def parts(self) -> Parts:
+        """What the budget is doing after a step."""
+
+    def preempted(self) -> Preempted:
+        """What it cost so far to take memory back from requests, once all have ended."""
 
 
 @dataclass
@@ -65,9 +89,7 @@ class Run:
     ``parts`` sums bytes over the *loaded* steps, those before which some request was in line or
     still to come; ``batch`` sums the requests that ran in them and ``peak`` is the most at once.
     ``in_time`` counts the requests that were done when the last one arrived, ``waited`` sums the
-    seconds from arrival to admission, ``seconds`` is when all were done. ``recomputed`` counts
-    the tokens that preempted requests had cached and had to cache again; the steps in which they
-    do last no longer than others, so it is a cost beside the seconds.
+    seconds from arrival to admission, ``seconds`` is when all were done.
     """
 
     system: str
@@ -79,8 +101,7 @@ class Run:
     in_time: int = 0
     waited: float = 0.0
     seconds: float = 0.0
-    preemptions: int = 0
-    recomputed: int = 0
+    preempted: Preempted = field(default_factory=Preempted)
 
     @property
     def mean(self) -> float:
@@ -109,60 +130,38 @@ def simulate(
     CapacityError where one request does not fit even alone. RuntimeError where the parts of a
     step do not add up to the budget, or where memory is missing at the end.
     """
-    run, empty = Run(system.name), system.parts((), False)
-    coming, line = deque(map(Request, trace)), deque[Request]()
-    running: list[Request] = []
-    while coming or line or running:
+    run, empty, coming = Run(system.name), system.parts(), deque(map(Request, trace))
+    while coming or system.waiting or system.running:
         while coming and coming[0].arrival.time <= run.seconds:
-            line.append(coming.popleft())
-        if not line and not running:
+            system.add(coming.popleft())
+        if not system.waiting and not system.running:
             run.seconds = coming[0].arrival.time
             continue
-        loaded = bool(coming or line)
-        _admit(system, running, line, run)
-        system.step(running)
-        for request in running:
-            request.cached += request.count
-            request.produced += 1
-        parts = system.parts(running, bool(line))
-        _check(system, parts)
+        loaded = bool(coming or system.waiting)
+        system.step()
+        running, parts = system.running, system.parts()
+        _check(system, running, parts)
         if watch is not None:
             watch(parts, running)
         if loaded:
             run.count(parts, len(running))
+        run.waited += sum(run.seconds - r.arrival.time for r in running if r.produced == 1)
         run.seconds += step_seconds
         for request in [r for r in running if r.done]:
             system.end(request)
-            running.remove(request)
             run.finished += 1
             run.in_time += run.seconds <= trace[-1].time
-    if system.parts((), False) != empty:
-        raise RuntimeError(f"{system.name} ends with {system.parts((), False)}, not {empty}")
+    if system.parts() != empty:
+        raise RuntimeError(f"{system.name} ends with {system.parts()}, not {empty}")
+    run.preempted = system.preempted()
     return run
 
 
-def _admit(system: System, running: list[Request], line: deque[Request], run: Run) -> None:
-    """Who takes part in the coming step: those that run, as far as they fit, then the line."""
-    given_up = system.grow(running)
-    for request in given_up:
-        running.remove(request)
-        run.recomputed += request.cached
-        request.cached = 0
-        line.appendleft(request)
-    run.preemptions += len(given_up)
-    while line and not given_up and system.admit(line[0]):
-        request = line.popleft()
-        running.append(request)
-        if not request.produced:
-            run.waited += run.seconds - request.arrival.time
+def _check(system: System, running: Sequence[Request], parts: Parts) -> None:
     if not running:
-        tokens = line[0].arrival.prompt + line[0].produced
         raise CapacityError(
-            f"{system.name} cannot hold one request of {tokens:,} tokens in "
-            f"{system.budget:,} bytes: give more memory"
+            f"{system.name} cannot hold the next request in {system.budget:,} bytes, even alone: "
+            "give more memory"
         )
-
-
-def _check(system: System, parts: Parts) -> None:
     if parts.total != system.budget or min(parts) < 0:
         raise RuntimeError(f"{system.name}: {parts} does not add up to {system.budget:,} bytes")

@@ -92,6 +92,7 @@ def document(setting: Setting, trace: Sequence[Arrival], runs: Sequence[Run]) ->
             "seconds": trace[-1].time,
             "prompt_mean": statistics.fmean(a.prompt for a in trace),
             "output_mean": statistics.fmean(a.output for a in trace),
+            "tokens": sum(a.final for a in trace),
         },
         "systems": [_facts(run) for run in runs],
     }
@@ -110,6 +111,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "finished_in_time": run.in_time,
         "wait_seconds": run.wait,
         "seconds": run.seconds,
-        "preemptions": run.preemptions,
-        "recomputed_tokens": run.recomputed,
+        "preemptions": {"recomputed": run.preempted.recomputed, "swapped": run.preempted.swapped},
+        "recomputed_tokens": run.preempted.tokens,
     }
