@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.bench import small
@@ -13,6 +14,8 @@ from kvik.bench.trace import SHAPES, Arrival, generate
 from kvik.bench.waste import Setting, document, measure
 from kvik.errors import CapacityError, KvikError
 from kvik.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_shares_are_in_the_order_of_the_paper() -> None:
@@ -75,3 +78,22 @@ def test_a_trace_in_which_nothing_waits_for_long() -> None:
     for row in document(setting, trace, measure(setting, trace))["systems"]:
         assert row["steps"] == row["concurrent_mean"] == row["concurrent_peak"] == 1
         assert sum(row["shares"].values()) == pytest.approx(1)
+
+
+def test_the_page_shows_what_is_in_the_records() -> None:
+    page = (ROOT / "docs" / "waste.md").read_text()
+    records = [*map(json.loads, (ROOT / "bench/results/waste.jsonl").read_text().splitlines())]
+    assert records[0]["env"]["commit"] in page
+    for row in records[0]["systems"]:
+        shares = " | ".join(f"{100 * share:.1f}" for share in row["shares"].values())
+        assert f"\n| {row['system']} | {shares} |\n" in page
+        done = f"{row['finished_in_time']}/{row['finished']} | {row['wait_seconds']:.1f}"
+        cost = f"{sum(row['preemptions'].values())} | {row['recomputed_tokens']:,}"
+        ran = f"{row['concurrent_mean']:.1f} | {row['concurrent_peak']}"
+        assert f"\n| {row['system']} | {ran} | {done} | {cost} |\n" in page
+    for record in records:
+        trace, (oracle, kvik) = record["trace"], record["systems"][2:]
+        shares = " | ".join(f"{100 * row['shares']['tokens']:.1f}" for row in (oracle, kvik))
+        ran = " | ".join(f"{row['concurrent_mean']:.1f}" for row in (oracle, kvik))
+        name = f"{trace['name']}, {trace['rate']:.0f} a second | `{record['recipe']}`"
+        assert f"\n| {name} | {shares} | {ran} | {kvik['recomputed_tokens']:,} |\n" in page
