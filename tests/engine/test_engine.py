@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from tests.engine.interrupting import interrupted_at
 
 from kvik.engine.beam import BeamParams
 from kvik.engine.engine import Engine
@@ -434,4 +435,27 @@ def test_requests_from_other_threads_while_a_step_runs() -> None:
     found = run(engine)
     assert found[first][0].finish == "cancelled"
     assert len(found[second][0].tokens) == 4
+    assert whole(engine)
+
+
+def test_interrupts_at_any_line_lose_nothing() -> None:
+    """Ctrl-C at random lines of engine and cache: every token is told once, none is lost."""
+    options = {"memory": "80KiB", "swap": "20KiB", "step_tokens": 16, "poison": True}
+    prompts = [prompt(40), prompt(9, 1), prompt(40)]
+    want = Engine(PLAIN, memory="8MiB").generate(prompts, max_new=12)
+    engine = Engine(PLAIN, "fp16+page:4", **options)  # type: ignore[arg-type]
+    numbers = [engine.add(ids, max_new=12) for ids in prompts]
+    found: dict[int, Sample] = defaultdict(Sample)
+    chance, hits = random.Random(0), 0
+    while engine.busy:
+        line = chance.choice((0, chance.randrange(1, 400), chance.randrange(1, 2500)))
+        try:
+            outputs = interrupted_at(line, engine.step, outside="step")
+        except KeyboardInterrupt:
+            hits += 1
+            continue
+        for output in outputs:
+            found[output.id].add(output)
+    assert hits > 20
+    assert [found[n].tokens for n in numbers] == [c.samples[0].tokens for c in want]
     assert whole(engine)

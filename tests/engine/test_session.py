@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests import tracers
+from tests.engine.interrupting import interrupted_at
 from torch import Tensor
 
 from kvik.engine.session import Session, check_fits
@@ -411,3 +412,23 @@ def test_an_interrupt_while_pages_are_given_out_leaks_none(
         session.feed(TOKENS[40:90])
         assert session.kv_bytes == session.planned_bytes(90)
     raise AssertionError("no recipe asks for pages so often")
+
+
+def test_interrupts_at_any_line_keep_tokens_and_cache_together() -> None:
+    """Ctrl-C anywhere in a feed: ``tokens`` says what the cache holds; no page is lost."""
+    model, chance, hits = models.grouped(), random.Random(2), 0
+    session = Session(model, "int8+sinks:2+window:9+page:4", max_tokens=90)
+    text = [chance.randrange(90) for _ in range(90)]
+    while len(session.tokens) < 90:
+        rest = text[len(session.tokens) :][: chance.randrange(1, 12)]
+        line = chance.randrange(0, 900)
+        try:
+            interrupted_at(line, lambda: session.feed(rest, chunk=5), outside="feed")  # noqa: B023
+        except KeyboardInterrupt:
+            hits += 1
+        assert session.tokens == text[: len(session.tokens)]
+        assert session._sequence.length == len(session.tokens)
+        assert session.kv_bytes == session.planned_bytes(len(session.tokens))
+    assert hits > 5
+    session.close()
+    assert session.cache.pool.stats().used == 0

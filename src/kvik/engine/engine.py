@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvik.cache import KVCache, PagePool, choose_slab
 from kvik.cache.pool import PoolStats
@@ -157,19 +158,26 @@ class Engine:
         When it raises (no memory, an interrupt) no request is lost: the next step goes on.
         """
         with self._lock:
-            self._drain()
-            self._expire()
-            batch = self.scheduler.schedule()
-            if batch.decodes or batch.parts:
-                self._run(batch)
-            elif self.scheduler.running:
-                stuck = min(self.scheduler.running, key=lambda job: job.id)
-                self.decoding.end(
-                    stuck, "error", "its pages do not fit although they were promised to"
-                )
+            try:
+                with uninterrupted():
+                    self._drain()
+                    self._expire()
+                    batch = self.scheduler.schedule()
+                    self._plan(batch)
+                if batch.decodes or batch.parts:
+                    logits, ready = self._forward(batch)
+                    with uninterrupted(), self._whole_or_restarted(batch):
+                        self.cache.commit()
+                        for branch, _ in batch.parts:
+                            self._computed_part(branch)
+                        self.decoding.advance(ready, logits)
+            except BaseException:
+                self.cache.abort()
+                raise
             self._steps += 1
-            news, self.decoding.news = self.decoding.news, []
-            return news
+        # Last, with no call before the return: a signal cannot come in between and lose it.
+        news, self.decoding.news = self.decoding.news, []
+        return news
 
     def generate(
         self,
@@ -306,9 +314,19 @@ class Engine:
 
     # A step
 
-    def _run(self, batch: Batch) -> None:
+    def _plan(self, batch: Batch) -> None:
         decodes, parts = batch
-        sequences = [b.sequence for b in decodes] + [w.branch.sequence for w in parts]
+        sequences = [b.sequence for b in decodes] + [work.branch.sequence for work in parts]
+        held = [sequence for sequence in sequences if sequence is not None]
+        if held:
+            self.cache.plan(held, [1] * len(decodes) + [work.tokens for work in parts])
+        elif self.scheduler.running:
+            stuck = min(self.scheduler.running, key=lambda job: job.id)
+            self.decoding.end(stuck, "error", "its pages do not fit, though that was checked")
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, list[Branch]]:
+        """Runs the model; logits [R, vocab] of the R branches whose known tokens end with it."""
+        decodes, parts = batch
         tokens = [b.text.ids[-1] for b in decodes]
         ready, rows = list(decodes), list(range(len(decodes)))
         for branch, new in parts:
@@ -317,20 +335,10 @@ class Engine:
             if start + new == branch.known:
                 ready.append(branch)
                 rows.append(len(tokens) - 1)
-        held = [sequence for sequence in sequences if sequence is not None]
-        self.cache.plan(held, [1] * len(decodes) + [work.tokens for work in parts])
-        try:
-            ids, last = torch.tensor(tokens), torch.tensor(rows, dtype=torch.int64)
-            logits = self.model.forward(ids, self.cache.positions, self.cache, last)
-        except BaseException:
-            self.cache.abort()
-            raise
-        with uninterrupted(), self._whole_or_restarted(batch):
-            self.cache.commit()
-            self._computed += len(tokens)
-            for branch, _ in parts:
-                self._computed_part(branch)
-            self.decoding.advance(ready, logits)
+        ids, last = torch.tensor(tokens), torch.tensor(rows, dtype=torch.int64)
+        logits = self.model.forward(ids, self.cache.positions, self.cache, last)
+        self._computed += len(tokens)
+        return logits, ready
 
     @contextmanager
     def _whole_or_restarted(self, batch: Batch) -> Iterator[None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 from kvik.cache import KVCache
 from kvik.cache.swap import swap_in, swap_out
-from kvik.engine.prefix import Hit, PrefixCache
+from kvik.engine.prefix import Hit, PrefixCache, cuttable
 from kvik.engine.request import Branch, Job
 from kvik.plan.bytes import step_peak
 
@@ -27,7 +28,8 @@ class Memory:
         plan = cache.resolved
         self.whole = plan.recompute
         self.block = 0 if prefixes is None else prefixes.block
-        self.cuttable = prefixes is not None and prefixes.cuttable
+        self.cuttable = cuttable(plan)
+        self._page = math.lcm(*(g.tokens for g in plan.groups))
         self.nothing: Demand = (0,) * len(self.pool.page_bytes)
         formats = [page for g in plan.groups for page in (g.main, g.tail) if page is not None]
         self._page_each = tuple(
@@ -75,7 +77,7 @@ class Memory:
         Full pages of the prompt count once where nothing but appending ever touches them.
         """
         first, *others = [self.peak(length) for length in lengths]
-        full = prompt // self.block * self.block if self.cuttable else 0
+        full = prompt // self._page * self._page if self.cuttable else 0
         shared = self.peak(full) if full and others else self.nothing
         for peak in others:
             own = tuple(p - s for p, s in zip(peak, shared, strict=True))

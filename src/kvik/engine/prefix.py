@@ -47,7 +47,7 @@ class PrefixCache:
         self.block = math.lcm(*(g.tokens for g in plan.groups if g.evicting is None))
         if all(g.evicting for g in plan.groups):
             self.block = BLOCK
-        self.cuttable = _cuttable(plan)
+        self.cuttable = cuttable(plan)
         self._whole = any(g.evicting for g in plan.groups) or _has_states(plan)
         self.identity = Identity.of(plan, model, self.block, digest)
         self._tree = Tree(self.identity, cache.create().state)
@@ -250,7 +250,7 @@ def _has_states(plan: Plan) -> bool:
     return any(layer.kind == "state" for layer in plan.spec.layers)
 
 
-def _cuttable(plan: Plan) -> bool:
+def cuttable(plan: Plan) -> bool:
     """Whether every prefix of a sequence can be had from its tables."""
     positional = all(g.evicting is None and g.tail is None for g in plan.groups)
     return positional and all(g.kept.window is None for g in plan.groups) and not _has_states(plan)

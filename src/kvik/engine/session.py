@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvik.cache import KVCache, PagePool, State, about, choose_slab, restore, save
+from kvik.engine.uninterrupted import uninterrupted
 from kvik.errors import CapacityError, KvikError
 from kvik.machine import available_memory
 from kvik.models import Model
@@ -167,15 +168,17 @@ class Session:
         return torch.cat(parts)
 
     def _step(self, tokens: Seq[int], rows: Tensor | None) -> Tensor:
-        self.cache.plan([self._sequence], [len(tokens)])
         try:
+            with uninterrupted():
+                self.cache.plan([self._sequence], [len(tokens)])
             ids = torch.tensor(tokens, dtype=torch.int64)
             out = self.model.forward(ids, self.cache.positions, self.cache, rows)
+            with uninterrupted():
+                self.cache.commit()
+                self.tokens.extend(tokens)
         except BaseException:
             self.cache.abort()
             raise
-        self.cache.commit()
-        self.tokens.extend(tokens)
         return out.float()
 
     def _recompute(self, tokens: Seq[int], logits: str) -> Tensor:
@@ -222,22 +225,28 @@ class Session:
         if not 0 <= length <= len(self.tokens):
             raise KvikError(f"cannot go back to {length} of {len(self.tokens)} tokens")
         text = self.tokens[:length]
-        while self._marks and len(self._marks[-1].tokens) > length:
-            self._unmark()
-        if self.plan.recompute or self.cache.can_cut(self._sequence, length):
-            if not self.plan.recompute:
-                self.cache.cut(self._sequence, length)
-            self.tokens = text
-            return 0
-        self.cache.free(self._sequence)
-        self.tokens = []
-        if self._marks:
-            self._sequence = self.cache.restore(self._marks[-1].state)
-            self.tokens = list(self._marks[-1].tokens)
+        with uninterrupted():
+            self._go_back(length)
         rest = text[len(self.tokens) :]
         if rest:
             self.feed(rest)
         return len(rest)
+
+    def _go_back(self, length: int) -> None:
+        """To ``length`` tokens if all they need is stored, else to the last mark before that."""
+        while self._marks and len(self._marks[-1].tokens) > length:
+            self._unmark()
+        if self.plan.recompute:
+            del self.tokens[length:]
+        elif self.cache.can_cut(self._sequence, length):
+            self.cache.cut(self._sequence, length)
+            del self.tokens[length:]
+        else:
+            self.cache.free(self._sequence)
+            self.tokens = []
+            if self._marks:
+                self._sequence = self.cache.restore(self._marks[-1].state)
+                self.tokens = list(self._marks[-1].tokens)
 
     def _unmark(self) -> None:
         self.cache.drop(self._marks.pop().state)

@@ -36,12 +36,13 @@ def latent() -> Model:
 
 
 def stateful() -> Model:
-    """A layer with a mutable state, then attention, then a layer that shares its cache."""
+    """A layer with a mutable state, attention, a layer that shares its cache, attention again."""
     return _model(
         "stateful",
         LayerSpec("state", 2, 2, 0, 0, state_shape=(2, 16, 16)),
         LayerSpec("full", 6, 2, 32, 32, rope=ROPE),
         LayerSpec("shared", 6, 2, 32, 32, rope=ROPE, source=1),
+        LayerSpec("full", 6, 2, 32, 32, rope=ROPE),
     )
 
 
