@@ -20,23 +20,21 @@ def choose(rows: Tensor, branches: Sequence[Branch]) -> list[Chosen]:
 
     A row that allows none gives its error, so that one sequence cannot end the others'.
     """
-    chosen: list[Chosen] = [0] * len(branches)
     # The likeliest tokens of all rows at once: the same that `sample` takes, ties included.
     table = rows.detach().float().cpu().numpy()
     top = table.argmax(1)
     finite = np.isfinite(table[np.arange(len(top)), top])
-    for i, (branch, token, fine) in enumerate(
-        zip(branches, top.tolist(), finite.tolist(), strict=True)
-    ):
-        request = branch.job.request
-        sampling = request.sampling
-        if fine and sampling.temperature == 0 and sampling.repetition_penalty == 1:
-            chosen[i] = token
+    chosen: list[Chosen] = top.tolist()
+    if finite.all() and all([branch.job.greedy for branch in branches]):
+        return chosen
+    for i, (branch, fine) in enumerate(zip(branches, finite.tolist(), strict=True)):
+        if fine and branch.job.greedy:
             continue
+        request = branch.job.request
         try:
             chosen[i] = sample(
                 rows[i],
-                sampling,
+                request.sampling,
                 history=branch.text.ids,
                 sample=request.sample + branch.index,
                 position=branch.known,

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvik.engine.beam import BeamSearch
 from kvik.engine.choose import alternatives, choose
 from kvik.engine.memory import Memory
-from kvik.engine.request import Branch, Finish, Job, Output, Request
+from kvik.engine.request import Branch, Finish, Job, Output, Request, Status
 from kvik.engine.sharing import shared_bytes
 from kvik.engine.text import TextStream
 from kvik.errors import KvikError
@@ -39,24 +39,12 @@ class Decoding:
 
         ``logits`` [len(ready), vocab].
         """
-        branches: list[Branch] = []
-        rows: list[int] = []
-        for row, branch in enumerate(ready):
-            job = branch.job
-            if job.request.beams is not None:
-                branch.row = logits[row]
-                if all(b.row is not None for b in job.live):
-                    self._search(job)
-                continue
-            branches.append(branch)
-            rows.append(row)
-            if len(job.branches) > 1 and branch.known == len(job.request.prompt):
-                fresh = [b for b in job.live if b is not branch]
-                branches += fresh  # they start from the same row
-                rows += [row] * len(fresh)
+        branches, table = ready, logits
+        if not all([branch.job.single for branch in ready]):
+            branches, rows = self._share_out(ready, logits)
+            table = logits[rows]
         if not branches:
             return
-        table = logits if len(rows) == len(ready) else logits[rows]
         for row, (branch, chosen) in enumerate(zip(branches, choose(table, branches), strict=True)):
             if isinstance(chosen, KvikError):
                 number, index = branch.job.id, branch.index
@@ -64,9 +52,29 @@ class Decoding:
             else:
                 self._grow(branch, chosen, table, row)
 
+    def _share_out(self, ready: list[Branch], logits: Tensor) -> tuple[list[Branch], list[int]]:
+        """Branches that sample, each with its row; beams take theirs and search."""
+        branches: list[Branch] = []
+        rows: list[int] = []
+        for row, branch in enumerate(ready):
+            job = branch.job
+            if job.request.beams is not None:
+                branch.row = logits[row]
+                if job.status is Status.RUNNING and all(b.row is not None for b in job.live):
+                    self._search(job)
+                continue
+            branches.append(branch)
+            rows.append(row)
+            if branch.known == len(job.request.prompt):
+                fresh = [b for b in job.live if b is not branch]
+                branches += fresh  # they start from the same row
+                rows += [row] * len(fresh)
+        return branches, rows
+
     def _grow(self, branch: Branch, token: int, table: Tensor, row: int) -> None:
         """Appends a sampled token and says so."""
         job, request, stream = branch.job, branch.job.request, branch.stream
+        ids = branch.text.ids
         branch.text.append(token)
         self.generated += 1
         finish: Finish | None = None
@@ -77,7 +85,7 @@ class Decoding:
             text = stream.push(token)
             if stream.stopped:
                 finish = "stop"
-        if finish is None and len(branch.text.ids) == job.longest:
+        if finish is None and len(ids) == job.longest:
             finish = "length"
         if finish is not None and finish != "stop" and stream is not None:
             text += stream.finish()

@@ -90,7 +90,7 @@ class Text:
     n. ``domain`` keeps tenants apart: nothing is shared between two domains.
     """
 
-    __slots__ = ("_digests", "cursor", "domain", "identity", "ids", "marks", "symbols")
+    __slots__ = ("_digests", "_symbols", "cursor", "domain", "identity", "ids", "marks")
 
     def __init__(
         self,
@@ -101,11 +101,7 @@ class Text:
     ) -> None:
         self.identity, self.domain, self.marks = identity, domain, frozenset(marks)
         self.ids: list[int] = list(ids)
-        # Id and mark of a position in one number, so that one comparison tells of both.
-        self.symbols: list[int] = [2 * token for token in self.ids]
-        for position in self.marks:
-            if 0 <= position < len(self.ids):
-                self.symbols[position] += 1
+        self._symbols: list[int] = []
         self.cursor: object = None  # where a prefix cache last was in this text; its own business
         self._digests = [identity.root(domain)]
 
@@ -114,14 +110,22 @@ class Text:
 
     def append(self, token: int) -> None:
         """One more position."""
-        self.symbols.append(2 * token + (len(self.ids) in self.marks))
         self.ids.append(token)
+
+    @property
+    def symbols(self) -> list[int]:
+        """Id and mark of each position in one number, so that one comparison tells of both."""
+        known, ids, marks = self._symbols, self.ids, self.marks
+        if len(known) < len(ids):  # a text that only grows is asked rarely
+            new = enumerate(ids[len(known) :], len(known))
+            known.extend([2 * token + (position in marks) for position, token in new])
+        return known
 
     def fork(self) -> Text:
         """A text with the same content that goes on by itself."""
         twin = object.__new__(Text)
         twin.identity, twin.domain, twin.marks = self.identity, self.domain, self.marks
-        twin.ids, twin.symbols, twin.cursor = list(self.ids), list(self.symbols), self.cursor
+        twin.ids, twin._symbols, twin.cursor = list(self.ids), list(self._symbols), self.cursor
         twin._digests = list(self._digests)
         return twin
 

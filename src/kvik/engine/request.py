@@ -190,6 +190,9 @@ class Job:
         self.request, self.id, self.arrival = request, number, arrival
         self.eos_ids = request.eos_ids or frozenset()
         self.longest = len(request.prompt) + request.max_new
+        # What most requests are, so that a step can pass over them quickly.
+        self.single = request.width == 1
+        self.greedy = request.sampling.temperature == 0 and request.sampling.repetition_penalty == 1
         self.status = Status.WAITING
         self.branches: list[Branch] = []
         self.forked = True  # False until the others fork off the first one, after the prompt

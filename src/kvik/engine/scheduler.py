@@ -162,11 +162,11 @@ class Scheduler:
         decodes: list[Branch] = []
         parts: list[Branch] = []
         for job in self.running:
-            prompt = len(job.request.prompt)
+            prompt, forked = len(job.request.prompt), job.forked
             for branch in job.branches:
                 # Without a sequence it has ended, or forks off at the end of the prompt.
                 if branch.sequence is not None:
-                    target = job.target(branch)
+                    target = len(branch.text.ids) if forked else prompt
                     left = target - branch.sequence.state.length
                     if left == 1 and target > prompt:
                         decodes.append(branch)
