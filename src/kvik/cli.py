@@ -209,9 +209,12 @@ def waste(as_json: bool, **options: Any) -> None:
 )
 @click.argument("model", default="smollm2-135m")
 @click.option(
-    "--kv", "recipes", multiple=True, help="Recipe; may be repeated.  [default: fp32, fp16, int8]"
+    "--kv",
+    "recipes",
+    multiple=True,
+    help="Recipe; may be repeated.  [default: fp32, fp16 and int8, each with page:8]",
 )
-@click.option("--memory", default="6MiB", show_default=True, help="KV bytes that each may use.")
+@click.option("--memory", default="4MiB", show_default=True, help="KV bytes that each may use.")
 @click.option(
     "--rate",
     "rates",
@@ -225,7 +228,7 @@ def waste(as_json: bool, **options: Any) -> None:
 )
 @click.option(
     "--scale",
-    default=0.06,
+    default=0.04,
     show_default=True,
     type=click.FloatRange(0.001, 1000.0),
     help="Lengths of the trace are multiplied by this.",

@@ -6,6 +6,7 @@ are counted from that arrival, so that a slow server cannot hide its queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -44,6 +45,8 @@ def with_rate(trace: Sequence[Arrival], rate: float) -> tuple[Arrival, ...]:
 
     KvikError for a trace whose requests all arrive at its first moment: it has no rhythm.
     """
+    if not 0 < rate < math.inf:
+        raise KvikError(f"requests have to arrive: a --rate above 0 is needed, not {rate:g}")
     last = trace[-1].time
     if not last > 0:
         raise KvikError("the requests of the trace all arrive at 0 s: they need times to be spread")

@@ -14,7 +14,7 @@ from kvik.machine import human_bytes
 COLOURS = ("#3b6fb6", "#4fae87", "#f2b134", "#e0707f", "#9b7fb8", "#7a5c3e", "#5fb7c9")
 HEADS = (
     "offered/s", "done", "tok/s", "req/s", "first s", "p50", "p90", "p99", "between s", "p50",
-    "p99", "at once", "peak", "preempted", "hits", "KV peak", "equal",
+    "p99", "at once", "peak", "preempted", "hit tok", "KV peak", "equal",
 )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from kvik.bench.serving import Setting
     from kvik.models import Model
 
-RECIPES = ("fp32", "fp16", "int8")
+# Pages of 8 tokens: lengths that are scaled down would not fill the usual 32.
+RECIPES = ("fp32+page:8", "fp16+page:8", "int8+page:8")
 RATES = (0.5, 1.0, 2.0)
 REQUESTS = 12
 
@@ -66,13 +67,13 @@ def report_serving(options: ServingOptions) -> int:
 
     resolved(options.recipes or RECIPES, None)
     memory, rates = parse_bytes(options.memory), tuple(dict.fromkeys(options.rates or RATES))
-    errors = Console(stderr=True)
+    trace, errors = _trace(options), Console(stderr=True)
     with fetch_progress(errors) as report:
         path = sources.resolve(options.model, report)
     if options.peer is not None:
         check_installed(gguf=path.suffix == ".gguf")
     model = load_model(options.model)
-    setting = _setting(options, model, memory, rates)
+    setting = _setting(options, model, memory, rates, trace)
     from kvik.bench.serving import document, measure
     from kvik.bench.serving_picture import draw, make_table
 
@@ -108,45 +109,44 @@ def report_serving(options: ServingOptions) -> int:
 
 
 def _setting(
-    options: ServingOptions, model: Model, memory: int, rates: tuple[float, ...]
+    options: ServingOptions,
+    model: Model,
+    memory: int,
+    rates: tuple[float, ...],
+    trace: tuple[traces.Arrival, ...],
 ) -> Setting:
-    """What to measure; KvikError where the options do not go together."""
+    """What to measure; RecipeError for a recipe that does not fit the model or caches nothing."""
     from kvik.bench.serving import Setting
 
     recipes = tuple(map(Recipe.parse, resolved(options.recipes or RECIPES, model.spec)))
     empty = [str(recipe) for recipe in recipes if not recipe.resolve(model.spec).groups]
     if empty:
         raise RecipeError(f"{', '.join(empty)} caches no tokens: there is no budget to keep to")
-    prose = library_text()
-    text = model.tokenizer.encode(prose, special=False)
-    plain = model.tokenizer.encode(prose, bos=False, special=False)
+    with_head, plain = model.tokenizer.encode("."), model.tokenizer.encode(".", bos=False)
     return Setting(
         model=model,
         recipes=recipes,
-        trace=_trace(options, model.spec.context),
+        trace=trace,
         rates=rates,
         memory=memory,
         step_tokens=options.step_tokens,
-        text=tuple(plain),
-        head=tuple(text[: len(text) - len(plain)]),
+        text=tuple(model.tokenizer.encode(library_text(), bos=False, special=False)),
+        head=tuple(with_head[: len(with_head) - len(plain)]),
         peer=options.peer is not None,
         seed=options.seed,
     )
 
 
-def _trace(options: ServingOptions, context: int) -> tuple[traces.Arrival, ...]:
+def _trace(options: ServingOptions) -> tuple[traces.Arrival, ...]:
     """The trace of that name or in that file, its lengths scaled."""
-    name = options.trace.lower()
-    if name in traces.SHAPES:
+    shape = traces.SHAPES.get(options.trace.lower())
+    if shape is not None:
+        count = options.requests or REQUESTS
         trace = traces.generate(
-            traces.SHAPES[name],
-            requests=options.requests or REQUESTS,
-            rate=1.0,
-            seed=options.seed,
-            context=int(context / options.scale),
+            shape, requests=count, rate=1.0, context=shape.longest, seed=options.seed
         )
-        return shrink(trace, options.scale)
-    if not options.trace:
+    elif options.trace:
+        trace = traces.parse(read_text(options.trace), options.trace)[: options.requests]
+    else:
         raise KvikError("--trace is empty: give sharegpt, alpaca or a file")
-    trace = traces.parse(read_text(options.trace), options.trace)
-    return shrink(trace[: options.requests], options.scale)
+    return shrink(trace, options.scale)
