@@ -12,7 +12,7 @@ from tests import tracers
 from tests.engine.driver import Driver
 
 from kvik.engine.engine import Engine
-from kvik.engine.scheduler import Scheduler
+from kvik.engine.underway import Underway
 from kvik.testing import models
 
 assert tracers.PerChannel.examples  # importing them registered them
@@ -154,17 +154,17 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
             self.pool.release(branch.sequence.state.pages()[:1])
         release(self, branch)
 
-    def early(self: Scheduler, job) -> None:
+    def early(self: Underway, job) -> None:  # noqa: ANN001
         for branch in job.live[:1]:
             if branch.sequence is not None and branch.computed > 20:
                 pages = branch.sequence.state.pages()
-                self.memory.pool.release(pages[:1])
-                self.memory.pool.alloc(self.memory.pool.page_bytes[0], 1)
+                memory.pool.release(pages[:1])
+                memory.pool.alloc(memory.pool.page_bytes[0], 1)
         settle(self, job)
 
-    settle = Scheduler._settle
+    settle = Underway.settle
     if fault == "early":
-        monkeypatch.setattr(Scheduler, "_settle", early)
+        monkeypatch.setattr(Underway, "settle", early)
     else:
         monkeypatch.setattr(type(memory), "release", leak if fault == "leak" else double)
     with pytest.raises((AssertionError, ValueError)):

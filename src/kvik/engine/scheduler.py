@@ -10,11 +10,12 @@ is preempted. The oldest request never is, so it always ends, and everyone becom
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kvik.engine.request import Branch, Job, Request, Status
+from kvik.engine.underway import Underway
 from kvik.errors import CapacityError, KvikError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Order = Literal["arrival", "prefix"]
 LOOKAHEAD = 64  # waiting requests that longest-prefix-first compares
 PATIENCE = 64  # times that longest-prefix-first may overtake a request
-MAX_STOPS = 8  # snapshots that others may ask of one prompt
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Scheduler:
         self.waiting: list[Job] = []  # both in the order of service
         self.running: list[Job] = []
         self.counts = Counts()
-        self._pending: dict[bytes, Job] = {}
+        self.underway = Underway(memory)
         self._decodes: list[Branch] = []
         self._parts: list[Work] = []
         self._need: Demand = memory.nothing
@@ -103,7 +103,7 @@ class Scheduler:
     def remove(self, job: Job) -> None:
         """Ends a job at any moment between steps; its pages are free at once."""
         (self.running if job.status is Status.RUNNING else self.waiting).remove(job)
-        self._settle(job)
+        self.underway.settle(job)
         self.memory.drop_swapped(job)
         for branch in job.branches:
             self.memory.release(branch)
@@ -112,7 +112,7 @@ class Scheduler:
     def restart(self, job: Job) -> None:
         """Sends a running job back to be computed again, after a step that broke off."""
         self.running.remove(job)
-        self._settle(job)
+        self.underway.settle(job)
         for branch in job.branches:
             self.memory.release(branch)
         self._requeue(job, Status.WAITING)
@@ -120,7 +120,7 @@ class Scheduler:
     def preempt(self, job: Job) -> None:
         """Takes the pages of a running job and queues it again, to be resumed where it was."""
         self.running.remove(job)
-        self._settle(job)
+        self.underway.settle(job)
         if self.memory.park(job):
             self._requeue(job, Status.SWAPPED)
             self.counts.swapped += 1
@@ -135,7 +135,7 @@ class Scheduler:
         if block and (done or end % block == 0 or end in job.stops):
             self.memory.remember(branch)
         if done:
-            self._settle(job)
+            self.underway.settle(job)
 
     def schedule(self) -> Batch:
         """The work of the next step. Pages for all of it are there."""
@@ -250,7 +250,7 @@ class Scheduler:
         for job, hit in self._candidates():
             if self._budget <= 0 or running + job.width > self.limits.running:
                 return
-            if self._awaits(job, hit):
+            if self.underway.awaits(job, hit):
                 continue
             if not self._start(job, hit, running):
                 return
@@ -262,7 +262,7 @@ class Scheduler:
 
     def _candidates(self) -> Iterator[tuple[Job, Hit | None]]:
         """The first waiting jobs in the order of admission, with what is stored of each."""
-        jobs = [job for job in self.waiting[:LOOKAHEAD] if not self._still_awaits(job)]
+        jobs = [job for job in self.waiting[:LOOKAHEAD] if not self.underway.still_awaits(job)]
         if self.limits.order == "arrival" or len(jobs) < 2:
             yield from ((job, self._hit(job)) for job in jobs)
             return
@@ -295,7 +295,7 @@ class Scheduler:
             self.counts.reused += live[0].computed
             if job.hit_tokens is None:
                 job.hit_tokens = live[0].computed
-            self._announce(job)
+            self.underway.announce(job)
         self.waiting.remove(job)
         insort(self.running, job, key=lambda j: j.key)
         job.status = Status.RUNNING
@@ -303,54 +303,3 @@ class Scheduler:
             if branch.sequence is not None and branch.computed < job.target(branch):
                 self._continue(branch, preempt=not running)
         return True
-
-    # Prefixes under way: a request waits for what another is computing, instead of doing it too
-
-    def _announce(self, job: Job) -> None:
-        """Says which blocks of its prompt a job is about to compute."""
-        block, lead, prompt = self.memory.block, job.live[0], job.request.prompt
-        if block and job.request.share:
-            job.announced = True
-            for end in range((lead.computed // block + 1) * block, len(prompt) + 1, block):
-                self._pending.setdefault(lead.text.prefix_digest(end), job)
-
-    def _settle(self, job: Job) -> None:
-        """Takes those announcements back."""
-        block, text = self.memory.block, job.branches[0].text
-        if job.announced:
-            job.announced = False
-            for end in range(block, len(job.request.prompt) + 1, block):
-                if self._pending.get(text.prefix_digest(end)) is job:
-                    del self._pending[text.prefix_digest(end)]
-
-    def _awaits(self, job: Job, hit: Hit | None) -> bool:
-        """Whether a running job is computing the prefix that ``job`` needs next."""
-        if hit is None or job.status is Status.SWAPPED:
-            return False
-        text, block = job.live[0].text, self.memory.block
-        end = (hit.length // block + 1) * block
-        owner = self._pending.get(text.prefix_digest(end)) if end <= len(text.ids) else None
-        if owner is None:
-            return False
-        common = _common(owner.request.prompt, text.ids)
-        job.awaits = (owner, common)
-        if not self.memory.cuttable and len(owner.stops) < MAX_STOPS:
-            owner.stops.add(common)  # a snapshot where the two texts part
-        return self._still_awaits(job)
-
-    def _still_awaits(self, job: Job) -> bool:
-        if job.awaits is None:
-            return False
-        owner, length = job.awaits
-        if owner.status is Status.RUNNING and max(b.computed for b in owner.live) < length:
-            return True
-        job.awaits = None
-        return False
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading ids two texts have in common."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
