@@ -154,7 +154,7 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
             self.pool.release(branch.sequence.state.pages()[:1])
         release(self, branch)
 
-    def early(self: Underway, job) -> None:  # noqa: ANN001
+    def early(self: Underway, job) -> None:
         for branch in job.live[:1]:
             if branch.sequence is not None and branch.computed > 20:
                 pages = branch.sequence.state.pages()
