@@ -190,7 +190,7 @@ def _drive(
     arrivals: dict[int, Request] | None = None,
     preempt: tuple[int, ...] = (),
 ) -> list[Sample]:
-    """Steps an engine to its end; the samples of request ``mine``.
+    """Steps an engine until request ``mine`` ends; its samples. The others are aborted then.
 
     ``arrivals`` come after so many steps; so is ``mine`` preempted, or as soon as it runs.
     """
@@ -198,8 +198,12 @@ def _drive(
     steps = 0
     while engine.busy:
         for output in engine.step():
-            if output.id == mine:
-                found.setdefault(output.sample, Sample()).add(output)
+            if output.id != mine:
+                continue
+            found.setdefault(output.sample, Sample()).add(output)
+            if output.last:
+                for other in range(mine + 5):  # whatever came before it and since
+                    engine.abort(other)
         steps += 1
         if arrivals and steps in arrivals:
             engine.add(arrivals[steps])
