@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from kvik.cache import State
+from kvik.engine.beam import BeamParams
 from kvik.engine.engine import Engine
+from kvik.engine.job import Status
 from kvik.engine.prefix_entry import Entry
-from kvik.engine.request import Output, Request, Sample, Status
+from kvik.engine.request import Output, Request, Sample
 from kvik.engine.sampler import Sampling
+from kvik.engine.scheduler import Order
 from kvik.errors import CapacityError
 from kvik.models import Model
 
-Key = tuple[tuple[int, ...], int, int, int]
+Key = tuple[tuple[int, ...], int, int, int, BeamParams | None]
 
 
 class Driver:
@@ -23,10 +28,19 @@ class Driver:
     ``answers`` holds what each sample of each request gives when it runs alone.
     """
 
-    def __init__(self, model: Model, recipe: str, memory: int, *, swap: int, tokens: int) -> None:
+    def __init__(
+        self, model: Model, recipe: str, memory: int, *, swap: int, tokens: int, order: Order
+    ) -> None:
         self.model, self.recipe = model, recipe
         self.engine = Engine(
-            model, recipe, memory=memory, swap=swap, step_tokens=tokens, max_running=12, poison=True
+            model,
+            recipe,
+            memory=memory,
+            swap=swap,
+            step_tokens=tokens,
+            max_running=7,
+            order=order,
+            poison=True,
         )
         self.engine.cache.pool.buffer.fill_(0xFF)
         self.answers: dict[Key, Sample] = {}
@@ -39,10 +53,29 @@ class Driver:
         chance = np.random.default_rng(family)
         return tuple(chance.integers(0, self.model.spec.vocab, 200)[:length].tolist())
 
-    def add(self, family: int, length: int, new: int, n: int, seed: int, priority: int) -> None:
-        sampling = Sampling(temperature=1.0 if seed else 0.0, seed=seed)
+    def add(
+        self,
+        family: int,
+        length: int,
+        new: int,
+        width: int,
+        seed: int,
+        priority: int,
+        kind: int,
+    ) -> None:
+        """``kind`` says what is special: 0 nothing, 1 beams, 2 marks, 3 a tenant, 4 no sharing."""
+        sampling = Sampling(temperature=1.0 if seed and kind != 1 else 0.0, seed=seed)
         request = Request(
-            self.prompt(family, length), sampling, max_new=new, n=n, priority=priority
+            self.prompt(family, length),
+            sampling,
+            max_new=new,
+            n=1 if kind == 1 else width,
+            beams=BeamParams(width, n=width) if kind == 1 else None,
+            eos_ids=frozenset({3, 50}) if seed == 1 else frozenset(),
+            marks=(length // 2,) if kind == 2 else (),
+            domain="other" if kind == 3 else "",
+            share=kind != 4,
+            priority=priority,
         )
         try:
             number = self.engine.add(request)
@@ -68,21 +101,24 @@ class Driver:
 
     def judge(self, request: Request, index: int, sample: Sample, aborted: bool) -> None:
         """An answer is what the request gives alone, or the beginning of that if it was aborted."""
-        want = self.alone(request, index)
         if sample.finish == "cancelled":
             assert aborted
-            assert want.tokens[: len(sample.tokens)] == sample.tokens
+            assert request.beams or self.alone(request, index).tokens[: len(sample.tokens)] == (
+                sample.tokens
+            )
         else:
+            want = self.alone(request, index)
             assert (sample.finish, sample.tokens) == (want.finish, want.tokens), request
+            assert sample.score == pytest.approx(want.score, abs=1e-5)
 
     def alone(self, request: Request, index: int) -> Sample:
-        key = (request.prompt, request.max_new, request.sampling.seed, index)
+        beams = request.beams
+        key = (request.prompt, request.max_new, request.sampling.seed, index, beams)
         if key not in self.answers:
             engine = Engine(self.model, self.recipe, memory=64 << 20, prefix_cache=False)
-            request = Request(
-                request.prompt, request.sampling, max_new=request.max_new, sample=index
-            )
-            self.answers[key] = engine.generate([request])[0].samples[0]
+            own = replace(request, n=1, sample=0 if beams else index, domain="", marks=())
+            found = engine.generate([own])[0].samples
+            self.answers[key] = found[index if beams else 0]
         return self.answers[key]
 
     def pick(self, number: int) -> int | None:

@@ -29,9 +29,11 @@ def interrupted_at(line: int, call: Callable[[], T], *, outside: str) -> T:
                 signal.raise_signal(signal.SIGINT)
         return trace
 
-    before = sys.gettrace()
+    before, handler = sys.gettrace(), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     sys.settrace(trace)  # type: ignore[arg-type]
     try:
         return call()
     finally:
         sys.settrace(before)
+        signal.signal(signal.SIGINT, handler)

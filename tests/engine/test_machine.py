@@ -12,30 +12,34 @@ from tests import tracers
 from tests.engine.driver import Driver
 
 from kvik.engine.engine import Engine
+from kvik.engine.scheduler import Order
 from kvik.engine.underway import Underway
+from kvik.models import Model
 from kvik.testing import models
 
 assert tracers.PerChannel.examples  # importing them registered them
 SOAK = 100_000
-# Recipe, model, tokens that the pool holds of one sequence, bytes of host memory.
-CASES = {
-    "fp16": ("fp16+page:8", models.plain(), 70, 0),
-    "swap": ("int8+page:4", models.plain(), 70, 12_000),
-    "window": ("int8/int4+sinks:2+window:18+page:4", models.grouped(), 60, 6_000),
-    "late": ("perchannel+page:8", models.grouped(), 70, 30_000),
-    "evicting": ("heavy:20+page:4", models.plain(), 70, 0),
-    "state": ("fp16+page:8", models.stateful(), 70, 20_000),
+# Recipe, model, tokens that the pool holds of two sequences, bytes of host memory, step, order.
+CASES: dict[str, tuple[str, Model, int, int, int, Order]] = {
+    "fp16": ("fp16+page:8", models.single(), 70, 0, 24, "arrival"),
+    "swap": ("int8+page:4", models.single(), 70, 6_000, 24, "prefix"),
+    "window": ("int8/int4+sinks:2+window:18+page:4", models.single(), 60, 3_000, 7, "arrival"),
+    "late": ("perchannel:4,residual=7,raw+page:4", models.single(), 70, 15_000, 24, "prefix"),
+    "evicting": ("heavy:20+page:4", models.single(), 70, 0, 16, "arrival"),
+    "sizes": ("fp16@0+int4+page:4", models.plain(), 70, 4_000, 64, "arrival"),
+    "state": ("fp16+page:8", models.stateful(), 70, 20_000, 24, "arrival"),
+    "none": ("none", models.single(), 70, 0, 24, "arrival"),
 }
 
 
 def driver(name: str) -> Driver:
     """A pool that holds two or three requests."""
-    recipe, model, tokens, swap = CASES[name]
+    recipe, model, tokens, swap, step, order = CASES[name]
     probe = Engine(model, recipe, memory=8 << 20)
     slab = probe.cache.pool.slab_bytes
     sizes = zip(probe.memory.peak(tokens), probe.cache.pool.page_bytes, strict=True)
     memory = sum(-(-2 * n * size // slab) for n, size in sizes) * slab
-    return Driver(model, recipe, memory, swap=swap, tokens=24)
+    return Driver(model, recipe, memory or slab, swap=swap, tokens=step, order=order)
 
 
 class Machine(RuleBasedStateMachine):
@@ -51,9 +55,10 @@ class Machine(RuleBasedStateMachine):
         family=st.integers(0, 2),
         length=st.integers(1, 50),
         new=st.integers(1, 12),
-        n=st.integers(1, 3),
+        width=st.integers(1, 3),
         seed=st.integers(0, 2),
         priority=st.integers(0, 1),
+        kind=st.integers(0, 4),
     )
     def add(self, **options: int) -> None:
         self.driver.add(**options)
@@ -101,10 +106,9 @@ def wander(driver: Driver, operations: int, seed: int) -> None:
             driver.step()
         elif dice < 0.82 and len(driver.open) < 24:
             length, new = chance.randrange(1, 51), chance.randrange(1, 13)
-            n = chance.choice((1, 1, 1, 2, 3))
-            driver.add(
-                chance.randrange(4), length, new, n, chance.randrange(3), chance.randrange(2)
-            )
+            width, kind = chance.choice((1, 1, 1, 2, 3)), chance.choice((0, 0, 1, 2, 3, 4))
+            family, seed, priority = (chance.randrange(k) for k in (4, 3, 2))
+            driver.add(family, length, new, width, seed, priority, kind)
         elif dice < 0.88:
             driver.abort(chance.randrange(99))
         elif dice < 0.95:

@@ -123,6 +123,14 @@ class Reader:
             raise KvikError(f"the saved sequence is damaged: its checksum does not match; {AGAIN}")
 
 
+def _checked(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads; KvikError for what is none."""
+    try:
+        return Path(os.path.realpath(path))
+    except (ValueError, TypeError):
+        raise KvikError(f"{path!r} is no path of a file; name one") from None
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file that replaces ``path`` once it is written to the end and on the disk.
@@ -130,7 +138,9 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Until then, and after any error or interrupt, ``path`` is as it was. Readable by its owner
     alone: the file holds what was said. KvikError when the disk refuses.
     """
-    target = Path(os.path.realpath(path))
+    target = _checked(path)
+    if target.exists() and not target.is_file():
+        raise KvikError(f"{path} is no regular file; name another")
     try:
         handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
         try:
@@ -164,7 +174,7 @@ def _sync(folder: Path) -> None:
 def reading(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The file at ``path``; KvikError when it is not there or no file, and with every fault."""
     try:
-        if not Path(path).is_file():
+        if not _checked(path).is_file():
             raise KvikError(f"{path}: no such file")
         with open(path, "rb") as file:
             yield file

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 
 from kvik.cache.container import reading, writing
 from kvik.cache.kvcache import KVCache
-from kvik.cache.saved_read import read, read_about
+from kvik.cache.saved_read import MakeRoom, no_room, read, read_about
 from kvik.cache.saved_text import About, Saved
 from kvik.cache.saved_write import write
 from kvik.cache.table import Sequence
@@ -42,12 +42,19 @@ def save(
 
 
 def restore(
-    path: str | os.PathLike[str], cache: KVCache, *, identity: bytes, domain: str | None = None
+    path: str | os.PathLike[str],
+    cache: KVCache,
+    *,
+    identity: bytes,
+    domain: str | None = None,
+    make_room: MakeRoom = no_room,
 ) -> Saved:
     """Reads what :func:`save` wrote, into any pool of the same recipe and model.
 
-    With ``domain`` a file of another domain is refused. KvikError for a file that is damaged, cut
-    short, forged or foreign, CapacityError for one that does not fit; the cache is unchanged then.
+    With ``domain`` a file of another domain is refused. ``make_room`` is asked for the pages of
+    each of the pool's sizes once all but the pages is known to be good. KvikError for a file that
+    is damaged, cut short, forged or foreign, CapacityError for one that does not fit; the cache is
+    unchanged then.
     """
     with reading(path) as file:
         return read(file, cache, identity, domain)

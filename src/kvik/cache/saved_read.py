@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,7 +26,21 @@ TEXTS = ("domain", "layout", "model", "recipe", "recipe_digest")
 COUNTS = ("ids", "length", "marks")
 
 
-def read(file: BinaryIO, cache: KVCache, identity: bytes, domain: str | None = None) -> Saved:
+MakeRoom = Callable[[Seq[int]], bool]
+
+
+def no_room(demand: Seq[int]) -> bool:
+    """Takes what room the pool has."""
+    return True
+
+
+def read(
+    file: BinaryIO,
+    cache: KVCache,
+    identity: bytes,
+    domain: str | None = None,
+    make_room: MakeRoom = no_room,
+) -> Saved:
     """Restores what ``write`` wrote; KvikError and an unchanged cache for anything else.
 
     Lengths are compared with the size of the file, and all indices checked, before a page is
@@ -45,6 +61,7 @@ def read(file: BinaryIO, cache: KVCache, identity: bytes, domain: str | None = N
     check_text(plan, length, ids, marks)
     for table in chosen:
         _check_chosen(table, length)
+    make_room(_demand(cache, length, chosen))
     taken: list[Ids] = []
     try:
         main: list[Table | RaggedTable] = []
@@ -63,6 +80,23 @@ def read(file: BinaryIO, cache: KVCache, identity: bytes, domain: str | None = N
         raise
     sequence = Sequence(State(length, tuple(main), tuple(tail), tuple(states)))
     return Saved(sequence, tuple(ids.tolist()), tuple(marks.tolist()), header["domain"])
+
+
+def _demand(cache: KVCache, length: int, chosen: Seq[RaggedTable | None]) -> list[int]:
+    """Pages of each of the pool's sizes that a sequence of ``length`` tokens has."""
+    sizes = cache.pool.page_bytes
+    need = [0] * len(sizes)
+    for group, table in zip(cache.resolved.groups, chosen, strict=True):
+        pages = (
+            page_count(group.main_ranges(length), group.tokens)
+            if table is None
+            else -(-table.positions.size // group.tokens)
+        )
+        need[sizes.index(group.main.nbytes)] += pages
+        if group.tail is not None:
+            tail = page_count(group.tail_ranges(length), group.tokens)
+            need[sizes.index(group.tail.nbytes)] += tail
+    return need
 
 
 def read_about(file: BinaryIO) -> About:

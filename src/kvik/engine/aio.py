@@ -34,6 +34,8 @@ class AsyncEngine:
         self._thread = Thread(target=self._work, name="kvik engine", daemon=True)
 
     async def __aenter__(self) -> AsyncEngine:
+        if self._closing or self._thread.is_alive():
+            raise KvikError("this AsyncEngine was entered before; make another one")
         self._thread.start()
         return self
 
@@ -52,6 +54,8 @@ class AsyncEngine:
         with self._wake:
             if self._closing:
                 raise KvikError("the engine was closed")
+            if not self._thread.is_alive():
+                raise KvikError("the engine is not running yet: use it inside `async with`")
             number = self.engine.add(prompt, **options)
             self._streams[number] = (asyncio.get_running_loop(), queue)
             self._wake.notify()

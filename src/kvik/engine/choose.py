@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from kvik.engine.request import Branch
+from kvik.engine.job import Branch
 from kvik.engine.sampler import logprobs, sample
 from kvik.errors import KvikError
 

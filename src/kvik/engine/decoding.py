@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kvik.engine.beam import BeamSearch
 from kvik.engine.choose import alternatives, choose
+from kvik.engine.job import Branch, Job, Status
 from kvik.engine.memory import Memory
-from kvik.engine.request import Branch, Finish, Job, Output, Request, Status
+from kvik.engine.request import Finish, Output, Request
 from kvik.engine.sharing import shared_bytes
 from kvik.engine.text import TextStream
 from kvik.errors import KvikError
@@ -85,7 +86,7 @@ class Decoding:
             text = stream.push(token)
             if stream.stopped:
                 finish = "stop"
-        if finish is None and len(ids) == job.longest:
+        if finish is None and len(ids) >= job.longest:
             finish = "length"
         if finish is not None and finish != "stop" and stream is not None:
             text += stream.finish()

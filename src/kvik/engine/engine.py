@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -19,10 +19,11 @@ from kvik.cache import KVCache, PagePool, choose_slab
 from kvik.cache.pool import PoolStats
 from kvik.engine.decoding import Decoding
 from kvik.engine.identity import Identity, Text
+from kvik.engine.job import Branch, Job, Status
 from kvik.engine.memory import Memory
 from kvik.engine.prefix import PrefixCache
 from kvik.engine.prefix_disk import load_prefix, save_prefix
-from kvik.engine.request import Branch, Completion, Job, Output, Request, Sample, Status
+from kvik.engine.request import Completion, Output, Request, Sample
 from kvik.engine.scheduler import Batch, Counts, Limits, Order, Scheduler
 from kvik.engine.uninterrupted import uninterrupted
 from kvik.errors import KvikError
@@ -78,6 +79,8 @@ class Engine:
         poison: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(kv, str | Recipe):
+            raise KvikError(f"{kv!r} is no recipe; write 'fp16', or 'int8+sinks:4+window:252'")
         self.model, self.recipe, self.clock = model, Recipe.parse(kv), clock
         plan = self.recipe.resolve(model.spec)
         size = int(available_memory() * SHARE_OF_MEMORY) if memory is None else _bytes(memory)
@@ -118,6 +121,8 @@ class Engine:
         Its pages are free at once, or after the step that is under way. The next step's outputs
         tell of it.
         """
+        if not isinstance(number, int):
+            raise KvikError(f"{number!r} is no id; `add` gives them")
         self._inbox.append(number)
         self._drain_if_idle()
 
@@ -223,8 +228,11 @@ class Engine:
     def _add(self, request: Request | Sequence[int] | str, options: dict[str, Any]) -> Job:
         if isinstance(request, str):
             request = self.model.tokenizer.encode(request)
+        known = {field.name for field in fields(Request)}
+        if unknown := sorted(options.keys() - known):
+            raise KvikError(f"a request has no {unknown[0]}; it has {', '.join(sorted(known))}")
         if not isinstance(request, Request):
-            request = Request(tuple(request), **options)
+            request = Request(request, **options)  # type: ignore[arg-type]
         elif options:
             request = replace(request, **options)
         vocab = self.model.spec.vocab
@@ -261,10 +269,10 @@ class Engine:
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Job):
+                self.scheduler.add(item)
                 self._jobs[item.id] = item
                 if item.request.deadline is not None:
                     self._deadlines[item.id] = item.arrival + item.request.deadline
-                self.scheduler.add(item)
             elif item in self._jobs:
                 self.decoding.end(self._jobs[item], "cancelled")
 
@@ -373,4 +381,8 @@ class Engine:
 
 
 def _bytes(size: int | str) -> int:
-    return parse_bytes(size) if isinstance(size, str) else size
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if type(size) is not int or size < 0:
+        raise KvikError(f"{size!r} is no number of bytes; write 67108864 or '64MiB'")
+    return size

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 
 from kvik.cache import KVCache
 from kvik.cache.swap import swap_in, swap_out
+from kvik.engine.job import Branch, Job
 from kvik.engine.prefix import Hit, PrefixCache, cuttable
-from kvik.engine.request import Branch, Job
 from kvik.plan.bytes import step_peak
 
 Demand = tuple[int, ...]
@@ -130,6 +130,11 @@ class Memory:
         else:
             branch.sequence = self.cache.create()
 
+    def note(self, hit: Hit | None) -> None:
+        """Counts a prefix that was looked for, and used if it was there."""
+        if self.prefixes is not None and hit is not None:
+            self.prefixes.note(hit)
+
     def remember(self, branch: Branch) -> None:
         """Offers what a branch has computed so far to later requests."""
         if self.prefixes is not None and branch.job.request.share and branch.computed:
@@ -175,11 +180,12 @@ class Memory:
     def compact(self, job: Job) -> None:
         """Moves a job's pages together by way of host memory, so that slabs become free.
 
-        Also ends its sharing with the prefix cache, whose pages can then be given up.
+        It is alone: of the prefix cache, whose pages lie between its own, nothing can stay.
         """
         holding = [b for b in job.live if b.sequence is not None]
         sequences = [b.sequence for b in holding if b.sequence is not None]
         moved = swap_out(self.cache, sequences)
-        self.make_room(moved.demand)
+        if self.prefixes is not None:
+            self.prefixes.clear()
         for branch, sequence in zip(holding, swap_in(self.cache, moved), strict=True):
             branch.sequence = sequence

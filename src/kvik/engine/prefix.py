@@ -78,16 +78,22 @@ class PrefixCache:
         return Hit(node.length, node if node.length else None, text, self.cache)
 
     def take(self, hit: Hit) -> Sequence:
-        """A new sequence that continues from a hit, which counts as a use of its entry."""
+        """A new sequence that continues from a hit; :meth:`note` counts its use."""
         if hit.entry is not None and hit.entry.parent is None:
             hit = self.match(hit.text, hit.length)
         if hit.entry is None:
-            self._misses += 1
             return self.cache.create()
+        return self.cache.restore(hit.state)
+
+    def note(self, hit: Hit) -> None:
+        """Counts a hit, which makes its entry the newest, or a miss."""
+        if hit.entry is None:
+            self._misses += 1
+            return
         self._hits += 1
         self._hit_tokens += hit.length
-        self._touch(hit.entry)
-        return self.cache.restore(hit.state)
+        if hit.entry.parent is not None:
+            self._touch(hit.entry)
 
     def _check(self, text: Text) -> None:
         if text.identity is not self.identity and text.identity != self.identity:

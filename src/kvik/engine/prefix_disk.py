@@ -40,10 +40,11 @@ def save_prefix(
 def load_prefix(
     path: str | os.PathLike[str], prefixes: PrefixCache, identity: bytes, domain: str | None
 ) -> int:
-    """Puts a saved prefix into the prefix cache, and nothing else anywhere; its tokens."""
-    saved = restore(path, prefixes.cache, identity=identity, domain=domain)
+    """Puts a saved prefix into the prefix cache, in the place of older ones; its tokens."""
+    cache, room = prefixes.cache, prefixes.evict
+    saved = restore(path, cache, identity=identity, domain=domain, make_room=room)
     try:
         prefixes.insert(prefixes.text(saved.ids, saved.marks, saved.domain), saved.sequence)
         return saved.sequence.length
     finally:
-        prefixes.cache.free(saved.sequence)
+        cache.free(saved.sequence)

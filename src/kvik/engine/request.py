@@ -1,25 +1,21 @@
-"""What is asked of the engine, what it answers, and a request's state in between."""
+"""What is asked of the engine, and what it answers."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kvik.engine.beam import BeamParams
 from kvik.engine.sampler import Sampling
 from kvik.errors import KvikError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvik.cache import Sequence
-    from kvik.cache.swap import Swapped
-    from kvik.engine.beam import BeamParams, BeamSearch
-    from kvik.engine.identity import Text
     from kvik.engine.sharing import Shared
-    from kvik.engine.text import TextStream
 
 Finish = Literal["eos", "stop", "length", "cancelled", "deadline", "error"]
+LONGEST_DEADLINE = 1e9  # seconds
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Request:
     ``priority``: lower goes first, equals by arrival. ``deadline``: seconds from arrival.
     ``domain``: requests of different domains never share a prefix. ``marks``: positions of the
     prompt that recipes may act on; part of its identity. ``share``: whether to use and fill the
-    prefix cache.
+    prefix cache. KvikError for anything that makes no sense.
     """
 
     prompt: tuple[int, ...]
@@ -52,29 +48,66 @@ class Request:
     share: bool = True
 
     def __post_init__(self) -> None:
+        self._normalize()
         if not self.prompt:
             raise KvikError("the prompt is empty: give some text to continue")
-        if not all(type(t) is int and t >= 0 for t in self.prompt):
-            raise KvikError("a prompt is token ids: whole numbers from the tokenizer")
-        for name, low in (("max_new", 1), ("n", 1), ("sample", 0)):
+        if min(self.prompt) < 0:
+            raise KvikError(f"the prompt has the token id {min(self.prompt)}; ids are from 0 on")
+        wanted: tuple[tuple[str, int, int], ...] = (
+            ("max_new", 1, 2**31),
+            ("n", 1, 2**31),
+            ("sample", 0, 2**64 - self.n if type(self.n) is int else 0),
+            ("priority", -(2**63), 2**63),
+        )
+        for name, low, high in wanted:
             value = getattr(self, name)
-            if type(value) is not int or value < low:
+            if type(value) is not int or not low <= value <= high:
                 raise KvikError(f"{name} is {value!r}; it must be a whole number from {low} on")
-        if self.beams is not None and (self.n > 1 or self.sampling.temperature > 0):
+        if any(not 0 <= mark <= len(self.prompt) for mark in self.marks):
+            raise KvikError(f"marks are positions of the prompt, 0 to {len(self.prompt)}")
+        self._check_options()
+
+    def _normalize(self) -> None:
+        """Lists, arrays and the like become tuples of plain numbers."""
+        plain = type(self.prompt) is tuple and all([type(t) is int for t in self.prompt])
+        if not plain:
+            object.__setattr__(self, "prompt", _whole(self.prompt, "a prompt is token ids"))
+        object.__setattr__(self, "marks", _whole(self.marks, "marks are positions"))
+        if self.eos_ids is not None:
+            ids = frozenset(_whole(self.eos_ids, "eos_ids are token ids"))
+            object.__setattr__(self, "eos_ids", ids)
+        stop: Any = self.stop
+        if isinstance(stop, list):
+            object.__setattr__(self, "stop", tuple(stop))
+
+    def _check_options(self) -> None:
+        if not isinstance(self.sampling, Sampling):
+            raise KvikError(f"sampling is {self.sampling!r}; give Sampling(temperature=...)")
+        if self.beams is not None:
+            self._check_beams()
+        if type(self.stop) is not tuple or not all(type(s) is str and s for s in self.stop):
+            raise KvikError("stop is a list of texts, none of them empty")
+        count = self.logprobs
+        if count is not None and not (type(count) is int and count >= 0):
+            raise KvikError("logprobs is the number of alternatives beside each token, 0 or more")
+        end = self.deadline
+        if end is not None and not (type(end) in (int, float) and 0 < end <= LONGEST_DEADLINE):
+            raise KvikError("a deadline is a number of seconds from now, over 0 and at most 1e9")
+        if type(self.domain) is not str or not self.domain.isprintable():
+            raise KvikError("a domain is a text of printable characters that names a tenant")
+        if type(self.share) is not bool:
+            raise KvikError(f"share is {self.share!r}; it must be True or False")
+
+    def _check_beams(self) -> None:
+        if not isinstance(self.beams, BeamParams):
+            raise KvikError(f"beams is {self.beams!r}; give BeamParams(width)")
+        if self.n > 1 or self.sampling.temperature > 0:
             raise KvikError("beam search takes no samples: leave n at 1 and the temperature at 0")
-        if self.beams is not None and (
-            self.stop or self.logprobs is not None or self.sampling.repetition_penalty != 1
-        ):
+        if self.stop or self.logprobs is not None or self.sampling.repetition_penalty != 1:
             raise KvikError(
                 "beam search takes the model's scores and ends at tokens: leave out stop, logprobs "
                 "and the repetition penalty"
             )
-        if self.logprobs is not None and not (type(self.logprobs) is int and self.logprobs >= 0):
-            raise KvikError("logprobs is the number of alternatives beside each token, 0 or more")
-        if self.deadline is not None and not self.deadline > 0:
-            raise KvikError("a deadline is a number of seconds from now, over 0")
-        if any(type(m) is not int or not 0 <= m <= len(self.prompt) for m in self.marks):
-            raise KvikError(f"marks are positions of the prompt, 0 to {len(self.prompt)}")
 
     @property
     def width(self) -> int:
@@ -85,6 +118,16 @@ class Request:
     def most_tokens(self) -> int:
         """Most tokens that one of its sequences caches: the last one is never fed."""
         return len(self.prompt) + self.max_new - 1
+
+
+def _whole(values: Iterable[Any], what: str) -> tuple[int, ...]:
+    """Whole numbers of any kind (numpy's, one-element tensors) as plain ones."""
+    if not isinstance(values, str | bytes):
+        try:
+            return tuple(map(operator.index, values))
+        except TypeError:
+            pass
+    raise KvikError(f"{what}: a list of whole numbers, not {str(values)[:40]!r}")
 
 
 class Output(NamedTuple):
@@ -150,77 +193,3 @@ class Completion:
     def text(self) -> str:
         """The text of the first sample."""
         return self.samples[0].text if self.samples else ""
-
-
-class Status(Enum):
-    """Where a request is."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    SWAPPED = "swapped"
-    FINISHED = "finished"
-
-
-class Branch:
-    """One growing sequence of a request. ``sequence`` is None while it holds no pages."""
-
-    __slots__ = ("finish", "index", "job", "row", "sequence", "stream", "text")
-
-    def __init__(self, job: Job, index: int, text: Text, stream: TextStream | None) -> None:
-        self.job, self.index, self.text, self.stream = job, index, text, stream
-        self.sequence: Sequence | None = None
-        self.finish: Finish | None = None
-        self.row: Tensor | None = None  # logits that wait for those of its siblings
-
-    @property
-    def known(self) -> int:
-        """Tokens known so far: the prompt and what was generated."""
-        return len(self.text.ids)
-
-    @property
-    def computed(self) -> int:
-        """Tokens whose K and V were computed."""
-        return 0 if self.sequence is None else self.sequence.length
-
-
-class Job:
-    """A request inside the engine."""
-
-    def __init__(self, request: Request, number: int, arrival: float) -> None:
-        self.request, self.id, self.arrival = request, number, arrival
-        self.eos_ids = request.eos_ids or frozenset()
-        self.longest = len(request.prompt) + request.max_new
-        # What most requests are, so that a step can pass over them quickly.
-        self.single = request.width == 1
-        self.greedy = request.sampling.temperature == 0 and request.sampling.repetition_penalty == 1
-        self.status = Status.WAITING
-        self.branches: list[Branch] = []
-        self.forked = True  # False until the others fork off the first one, after the prompt
-        self.search: BeamSearch | None = None
-        self.swapped: Swapped | None = None
-        self.parked: list[Branch] = []  # whose sequences ``swapped`` holds, in its order
-        self.stops: set[int] = set()  # lengths that others want a snapshot of
-        self.awaits: tuple[Job, int] | None = None  # who computes how much of its prompt
-        self.announced = False  # whether others can wait for its prompt
-        self.overtaken = 0
-        self.hit_tokens: int | None = None
-        self.shared: Shared | None = None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Order of service."""
-        return self.request.priority, self.id
-
-    @property
-    def live(self) -> list[Branch]:
-        """Branches that still grow."""
-        return [b for b in self.branches if b.finish is None]
-
-    @property
-    def width(self) -> int:
-        """Sequences that it runs, or soon will."""
-        return len(self.live) if self.request.beams is None else self.request.width
-
-    def target(self, branch: Branch) -> int:
-        """How far a branch may be computed now: siblings fork off at the end of the prompt."""
-        return len(branch.text.ids) if self.forked else len(self.request.prompt)

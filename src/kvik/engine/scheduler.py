@@ -12,9 +12,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kvik.engine.request import Branch, Job, Request, Status
+from kvik.engine.job import Branch, Job, Status
+from kvik.engine.request import Request
 from kvik.engine.underway import Underway
 from kvik.errors import CapacityError, KvikError
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 Order = Literal["arrival", "prefix"]
 LOOKAHEAD = 64  # waiting requests that longest-prefix-first compares
-PATIENCE = 64  # times that longest-prefix-first may overtake a request
+PATIENCE = 64  # times that later requests may overtake one, by priority or by prefix
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Limits:
     order: Order = "arrival"
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.running < 1:
-            raise KvikError("a step needs room for at least one token and one sequence")
+        for name, value in (("tokens", self.tokens), ("sequences", self.running)):
+            if type(value) is not int or value < 1:
+                raise KvikError(f"a step takes a whole number of {name} from 1 on, not {value!r}")
         if self.order not in ("arrival", "prefix"):
             raise KvikError(f"the order is 'arrival' or 'prefix', not {self.order!r}")
 
@@ -164,8 +167,9 @@ class Scheduler:
         for job in self.running:
             prompt, forked = len(job.request.prompt), job.forked
             for branch in job.branches:
-                # Without a sequence it has ended, or forks off at the end of the prompt.
-                if branch.sequence is not None:
+                # Without a sequence it has ended, or forks off at the end of the prompt; with a
+                # row of logits it waits for its siblings.
+                if branch.sequence is not None and branch.row is None:
                     target = len(branch.text.ids) if forked else prompt
                     left = target - branch.sequence.state.length
                     if left == 1 and target > prompt:
@@ -192,6 +196,9 @@ class Scheduler:
                 self.memory.compact(branch.job)
                 self.counts.compacted += 1
                 self._recount()
+                if not self.memory.make_room(self._need):  # what was promised before
+                    self._decodes, self._parts = [], []
+                    self._recount()
                 compacted = True
 
     def _chunk(self, branch: Branch) -> int:
@@ -256,20 +263,27 @@ class Scheduler:
                 return
             running += job.width
             for other in self.waiting:
-                if other.key >= job.key:
-                    break
-                other.overtaken += 1
+                if other.id < job.id:
+                    other.overtaken += 1
 
     def _candidates(self) -> Iterator[tuple[Job, Hit | None]]:
-        """The first waiting jobs in the order of admission, with what is stored of each."""
-        jobs = [job for job in self.waiting[:LOOKAHEAD] if not self.underway.still_awaits(job)]
-        if self.limits.order == "arrival" or len(jobs) < 2:
+        """The first waiting jobs in the order of admission, with what is stored of each.
+
+        Those that were overtaken too often come first.
+        """
+        ready = (job for job in self.waiting if not self.underway.still_awaits(job))
+        jobs = list(islice(ready, LOOKAHEAD))
+        late = [job for job in self.waiting if job.overtaken >= PATIENCE]
+        if late:
+            late.sort(key=lambda job: job.id)
+            jobs = late + [job for job in jobs if job not in late]
+        if self.limits.order == "arrival" or late or len(jobs) < 2:
             yield from ((job, self._hit(job)) for job in jobs)
             return
         jobs = [job for job in jobs if job.request.priority == jobs[0].request.priority]
         found = [(job, self._hit(job)) for job in jobs]
         # Python's sort is stable: equals stay in their order.
-        found.sort(key=lambda f: (f[0].overtaken < PATIENCE, -f[1].length if f[1] else 0))
+        found.sort(key=lambda f: -f[1].length if f[1] else 0)
         yield from found
 
     def _hit(self, job: Job) -> Hit | None:
@@ -292,6 +306,7 @@ class Scheduler:
             if running and not memory.make_room(demand):
                 memory.release(live[0])
                 return False
+            memory.note(hit)
             self.counts.reused += live[0].computed
             if job.hit_tokens is None:
                 job.hit_tokens = live[0].computed

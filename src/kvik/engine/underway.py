@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvik.engine.request import Job, Status
+from kvik.engine.job import Job, Status
 
 if TYPE_CHECKING:
     from kvik.engine.memory import Memory

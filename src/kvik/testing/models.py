@@ -50,3 +50,8 @@ def plain() -> Model:
     """Two ordinary GQA layers."""
     layer = LayerSpec("full", 6, 2, 32, 32, rope=ROPE)
     return _model("plain", layer, layer)
+
+
+def single() -> Model:
+    """One ordinary GQA layer: the cheapest model whose answers depend on its cache."""
+    return _model("single", LayerSpec("full", 6, 2, 32, 32, rope=ROPE))
