@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,17 @@ from kvik.errors import KvikError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 _MODEL = click.argument("model")
+
+
+class _Number(click.FloatRange):
+    """A finite number in a range; click's own lets NaN through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click does, but NaN and infinities are refused."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class _Help(click.Command):
@@ -102,17 +114,15 @@ def models_get(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--system", help="System message of the chat.")
 @click.option("--raw", is_flag=True, help="Complete plain text: no chat template.")
 @click.option("--max-new", default=256, show_default=True, type=click.IntRange(1))
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0))
+@click.option("--temperature", default=0.0, show_default=True, type=_Number(0.0))
 @click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0: all.")
-@click.option(
-    "--top-p", default=1.0, show_default=True, type=click.FloatRange(0.0, 1.0, min_open=True)
-)
-@click.option("--min-p", default=0.0, show_default=True, type=click.FloatRange(0.0, 1.0))
+@click.option("--top-p", default=1.0, show_default=True, type=_Number(0.0, 1.0, min_open=True))
+@click.option("--min-p", default=0.0, show_default=True, type=_Number(0.0, 1.0))
 @click.option(
     "--repetition-penalty",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(0.0, min_open=True),
+    type=_Number(0.0, min_open=True),
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**64 - 1))
 @click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
@@ -177,7 +187,7 @@ def bench(ctx: click.Context) -> None:
 @click.option("--requests", type=click.IntRange(1, 100_000), help="Of the trace.  [default: 300]")
 @click.option(
     "--rate",
-    type=click.FloatRange(0.0, 1e6, min_open=True),
+    type=_Number(0.0, 1e6, min_open=True),
     help="Requests that arrive in a second.  [default: 4]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of the trace.  [default: 0]")
@@ -185,7 +195,7 @@ def bench(ctx: click.Context) -> None:
     "--step",
     default=0.04,
     show_default=True,
-    type=click.FloatRange(0.0, 1e3, min_open=True),
+    type=_Number(0.0, 1e3, min_open=True),
     help="Seconds that a step takes.",
 )
 @click.option("--out", type=click.Path(), help="Folder for waste.json, waste.svg and trace.jsonl.")
@@ -219,7 +229,7 @@ def waste(as_json: bool, **options: Any) -> None:
     "--rate",
     "rates",
     multiple=True,
-    type=click.FloatRange(0.0, 1e6, min_open=True),
+    type=_Number(0.0, 1e6, min_open=True),
     help="Requests that arrive in a second; may be repeated.  [default: 0.5, 1, 2]",
 )
 @click.option("--requests", type=click.IntRange(1, 100_000), help="At each rate.  [default: 12]")
@@ -230,7 +240,7 @@ def waste(as_json: bool, **options: Any) -> None:
     "--scale",
     default=0.04,
     show_default=True,
-    type=click.FloatRange(0.001, 1000.0),
+    type=_Number(0.001, 1000.0),
     help="Lengths of the trace are multiplied by this.",
 )
 @click.option(

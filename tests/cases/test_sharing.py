@@ -272,3 +272,21 @@ def test_case_95_a_second_batch_is_like_the_first() -> None:
     first = engine.generate([prompt(20), prompt(30, 1)], max_new=6)
     second = engine.generate([prompt(20), prompt(30, 1)], max_new=6)
     assert [c.samples[0].tokens for c in first] == [c.samples[0].tokens for c in second]
+
+
+def test_a_loaded_prefix_takes_the_place_of_older_ones(tmp_path: Path) -> None:
+    """In a pool that the prefix cache has filled; what does not fit at all changes nothing."""
+    engine = Engine(PLAIN, "fp16+page:8", memory="96KiB")
+    engine.generate([prompt(60)], max_new=2)
+    engine.save_prefix(tmp_path / "prefix", prompt(60))
+    for seed in range(1, 6):
+        engine.generate([prompt(60, seed)], max_new=2)
+    assert not engine.cache.pool.can_alloc((8,))
+    assert engine.load_prefix(tmp_path / "prefix") == 60
+    assert engine.generate([prompt(60)], max_new=2)[0].cached_tokens == 59
+    small = Engine(PLAIN, "fp16+page:8", memory="24KiB")
+    small.generate([prompt(20)], max_new=2)
+    before = small.stats()
+    with pytest.raises(CapacityError):
+        small.load_prefix(tmp_path / "prefix")
+    assert small.stats() == before

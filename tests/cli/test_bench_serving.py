@@ -86,6 +86,7 @@ def test_json_says_what_was_measured_and_on_what(kvik: Call, small: tuple[str, .
         (("--scale", "0"), ["--scale"]),
         (("--rate", "0"), ["--rate"]),
         (("--rate", "nan"), ["--rate"]),
+        (("--scale", "nan"), ["--scale", "finite"]),
         (("--requests", "0"), ["--requests"]),
         (("--step-tokens", "0"), ["--step-tokens"]),
         (("--peer", "vllm"), ["--peer", "transformers"]),

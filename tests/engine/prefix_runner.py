@@ -56,6 +56,7 @@ class Runner:
         """What is stored of a prompt, as an engine would use it."""
         hit = self.prefix.match(text, len(text) - 1)
         sequence = self.prefix.take(hit)
+        self.prefix.note(hit)
         assert sequence.length == hit.length
         return hit.length, sequence
 

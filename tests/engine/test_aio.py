@@ -101,3 +101,19 @@ def test_a_refusal_is_raised_where_it_was_asked() -> None:
                 await anext(running.stream(()))
 
     asyncio.run(main())
+
+
+def test_a_stream_needs_a_running_engine() -> None:
+    """Before it is entered, and a second time: one clear error and no hang."""
+
+    async def main() -> None:
+        running = AsyncEngine(Engine(PLAIN, memory="8MiB"))
+        with pytest.raises(KvikError, match="async with"):
+            await anext(running.stream(prompt(5)))
+        async with running:
+            with pytest.raises(KvikError, match="before"):
+                await running.__aenter__()
+        with pytest.raises(KvikError, match="before"):
+            await running.__aenter__()
+
+    asyncio.run(main())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from tests import tracers
 from tests.engine.interrupting import interrupted_at
 
 from kvik.engine.beam import BeamParams
@@ -18,6 +21,7 @@ from kvik.errors import CapacityError, KvikError
 from kvik.models import Model
 from kvik.testing import models
 
+assert tracers.PerChannel.examples  # importing them registered them
 PLAIN = models.plain()
 
 
@@ -383,7 +387,7 @@ def test_refusals_say_what_to_do() -> None:
         engine.add(())
     with pytest.raises(KvikError, match="vocabulary"):
         engine.add((5, 96))
-    with pytest.raises(KvikError, match="token ids"):
+    with pytest.raises(KvikError, match="token id -1"):
         engine.add((5, -1))
     with pytest.raises(CapacityError):
         engine.generate([prompt(5), prompt(100_000)])
@@ -459,3 +463,133 @@ def test_interrupts_at_any_line_lose_nothing() -> None:
     assert hits > 20
     assert [found[n].tokens for n in numbers] == [c.samples[0].tokens for c in want]
     assert whole(engine)
+
+
+def test_beams_of_width_one_are_greedy_search_with_a_score() -> None:
+    """Also beside others; it ends at its length."""
+    request = Request(prompt(9), max_new=8, beams=BeamParams(1), eos_ids=frozenset())
+    want = Engine(PLAIN, memory="8MiB").generate([replace(request, beams=None)])[0].samples[0]
+    engine = Engine(PLAIN, memory="8MiB", poison=True)
+    number = engine.add(request)
+    for _ in range(3):
+        engine.step()
+    engine.add(prompt(7, 1), max_new=3, n=2)
+    found = run(engine)[number]
+    assert found[0].tokens == want.tokens
+    assert found[0].score is not None
+
+
+def test_what_was_promised_to_a_step_is_there_after_a_compaction() -> None:
+    """Samples and beams in the smallest pools that accept them, whatever the prefix cache holds."""
+    for length, pages in itertools.product((1, 7, 8, 9, 15, 16), (2, 3, 4, 5, 6)):
+        for options in ({"n": 2, "sampling": Sampling(1.0)}, {"n": 3}, {"beams": BeamParams(2)}):
+            engine = Engine(PLAIN, "fp16+page:8", memory=pages * 4096, poison=True)
+            for seed in range(2):
+                try:
+                    found = engine.generate([prompt(length, seed)], max_new=9, **options)
+                except CapacityError as error:
+                    assert "even alone" in str(error)  # noqa: PT017
+                    break
+                assert {s.finish for s in found[0].samples} == {"length"}
+            assert whole(engine)
+
+
+def test_a_request_alone_gets_the_pages_that_lie_scattered() -> None:
+    """Four page sizes, one request after another in a pool for one: slabs are freed by moving."""
+    model, recipe, compacted = models.latent(), "perchannel:4,residual=7,raw+page:4", 0
+    slab = Engine(model, recipe, memory=1 << 20).cache.pool.slab_bytes
+    for seed in range(20):
+        chance = random.Random(seed)
+        engine = Engine(model, recipe, memory=4 * slab, poison=True)
+        for _ in range(3):
+            length, new = chance.randrange(1, 10), chance.randrange(1, 10)
+            ids = tuple(chance.randrange(96) for _ in range(length))
+            found = engine.generate([ids], max_new=new)[0].samples[0]
+            assert found.finish == "length"
+        compacted += engine.stats().counts.compacted
+    assert compacted > 0
+
+
+def test_beams_and_samples_without_a_cache() -> None:
+    """Whole texts run again at every step; nobody is kept from it by others' waiting rows."""
+    for step_tokens in (3, 512):
+        engine = Engine(PLAIN, "none", memory="1MiB", step_tokens=step_tokens)
+        want = Engine(PLAIN, "fp32", memory="8MiB").generate(
+            [prompt(90)], max_new=3, beams=BeamParams(4, n=4)
+        )[0]
+        found = engine.generate([prompt(90)], max_new=3, beams=BeamParams(4, n=4))[0]
+        assert [s.tokens for s in found.samples] == [s.tokens for s in want.samples]
+
+
+def test_a_low_priority_does_not_starve() -> None:
+    """It is passed 64 times by better ones that come later, and then goes first."""
+    engine = Engine(PLAIN, memory="8MiB", max_running=1)
+    engine.add(prompt(5), max_new=1)
+    patient = engine.add(prompt(5, 1), max_new=1, priority=9)
+    for count in range(200):
+        engine.add(prompt(5, 2 + count % 5), max_new=1)
+        if any(output.id == patient for output in engine.step()):
+            break
+    assert 60 < count < 70
+
+
+def test_bad_requests_are_refused_before_they_are_queued() -> None:
+    """Types and ranges that a step would trip over; the engine stays idle and usable."""
+    engine = Engine(PLAIN, memory="8MiB")
+    options: list[dict[str, object]] = [
+        {"sample": 2**64},
+        {"eos_ids": "ab"},
+        {"eos_ids": 5},
+        {"priority": "a"},
+        {"priority": None},
+        {"priority": 1.5},
+        {"deadline": 10**400},
+        {"deadline": "1"},
+        {"deadline": float("nan")},
+        {"domain": None},
+        {"domain": "\ud800"},
+        {"marks": 5},
+        {"sampling": None},
+        {"beams": 4},
+        {"share": "no"},
+        {"n": 1.5},
+        {"stop": "abc"},
+        {"nonsense": 1},
+    ]
+    for option in options:
+        with pytest.raises(KvikError):
+            engine.add(prompt(5), **option)
+    for bad in (5, None, [1.5], ["a"], [[1]]):
+        with pytest.raises(KvikError):
+            engine.add(bad)  # type: ignore[arg-type]
+    with pytest.raises(KvikError):
+        engine.generate([1, 2, 3])  # type: ignore[list-item]
+    assert not engine.busy
+    numbers = engine.generate([np.array(prompt(5)), torch.tensor(prompt(5))], max_new=3)  # type: ignore[list-item]
+    assert numbers[0].samples[0].tokens == numbers[1].samples[0].tokens
+    wrong: list[dict[str, object]] = [
+        {"memory": 1.5e6},
+        {"swap": -1},
+        {"swap": True},
+        {"step_tokens": "5"},
+        {"step_tokens": True},
+        {"max_running": None},
+        {"kv": None},
+        {"order": "size"},
+    ]
+    for option in wrong:
+        with pytest.raises(KvikError):
+            Engine(PLAIN, **{"memory": "8MiB", **option})  # type: ignore[arg-type]
+
+
+def test_prefix_figures_count_requests_that_ran() -> None:
+    """Hits and misses once for each admission; failed attempts count nothing."""
+    engine = Engine(PLAIN, "fp16+page:4", memory="48KiB", step_tokens=64)
+    engine.generate([prompt(30)], max_new=2)
+    for index in range(6):
+        engine.add(prompt(30) + prompt(4, index), max_new=20)
+    run(engine)
+    assert engine.prefixes is not None
+    stats, counts = engine.prefixes.stats(), engine.stats().counts
+    assert stats.hit_tokens == counts.reused
+    assert stats.hits + stats.misses == 7 + counts.recomputed

@@ -80,6 +80,7 @@ def test_the_order_is_that_of_a_plain_list(steps: list[tuple[str, Prefix]]) -> N
         elif what == "use":
             hit = runner.prefix.match(text, len(tokens))
             runner.cache.free(runner.prefix.take(hit))
+            runner.prefix.note(hit)
             if hit.entry is not None:
                 oracle.use(tuple(runner.prefix.text_of(hit.entry).ids))
         elif oracle.used:
@@ -141,6 +142,7 @@ def test_a_use_counts_for_everything_above_it() -> None:
     running = store(runner, [2] * 4)
     hit = runner.prefix.match(runner.prefix.text([1] * 9), 8)
     runner.cache.free(runner.prefix.take(hit))
+    runner.prefix.note(hit)
     assert runner.prefix.evict((room(runner) + 1,)), "the older entry is in use"
     assert stored(runner) == {(1,) * 4, (2,) * 4}
     runner.cache.free(running)
@@ -221,6 +223,7 @@ def test_giving_up_many_entries_takes_one_turn_each() -> None:
     for i in range(0, 100, 3):
         hit = runner.prefix.match(runner.prefix.text([i] * 25), 24)
         runner.cache.free(runner.prefix.take(hit))
+        runner.prefix.note(hit)
     turns = 0
     push = runner.prefix._leaves.push
 

@@ -140,7 +140,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     target = _checked(path)
     if target.exists() and not target.is_file():
-        raise KvikError(f"{path} is no regular file; name another")
+        raise KvikError(f"{path}: cannot be written (it is no regular file); name another file")
     try:
         handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
         try:

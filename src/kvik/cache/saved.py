@@ -57,7 +57,7 @@ def restore(
     unchanged then.
     """
     with reading(path) as file:
-        return read(file, cache, identity, domain)
+        return read(file, cache, identity, domain, make_room)
 
 
 def about(path: str | os.PathLike[str]) -> About:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ def check_engine(
     """Raises ConformanceError where the way a request was served changes its answer.
 
     ``make`` builds the engine: a broken one serves as a negative control. Each way is taken with
-    greedy and with seeded sampling if ``thorough``, else with one of them.
+    greedy and with seeded sampling if ``thorough``, else with one of them, which depends on the
+    recipe.
     """
     chance = random.Random(3)
     prompt = tuple(chance.randrange(model.spec.vocab) for _ in range(PROMPT))
@@ -45,7 +47,8 @@ def check_engine(
             run.check_restored,
         ),
     )
-    for sampling, own in zip((GREEDY, SEEDED), ways, strict=True):
+    turn = 1 if zlib.crc32(recipe.encode()) % 2 else -1
+    for sampling, own in zip((GREEDY, SEEDED), ways[::turn], strict=True):
         request = Request(prompt, sampling, max_new=NEW, logprobs=0)
         engine = run.engine(step_tokens=1000, prefix_cache=False)
         want = engine.generate([request])[0].samples
@@ -105,7 +108,7 @@ class _Run:
 
     def check_chunks(self, request: Request, want: list[Sample]) -> None:
         """The prompt in pieces."""
-        for size in CHUNKS if self.thorough else CHUNKS[1:]:
+        for size in CHUNKS:
             engine = self.engine(step_tokens=size)
             self.compare(f"chunks of {size}", engine.generate([request])[0].samples, want)
             self.finish(engine, f"chunks of {size}")
