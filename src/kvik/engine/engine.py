@@ -12,6 +12,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -343,7 +344,8 @@ class Engine:
             if start + new == branch.known:
                 ready.append(branch)
                 rows.append(len(tokens) - 1)
-        ids, last = torch.tensor(tokens), torch.tensor(rows, dtype=torch.int64)
+        # By way of numpy, which reads a list of numbers several times faster.
+        ids, last = (torch.from_numpy(np.array(x, dtype=np.int64)) for x in (tokens, rows))
         logits = self.model.forward(ids, self.cache.positions, self.cache, last)
         self._computed += len(tokens)
         return logits, ready

@@ -29,6 +29,7 @@ class Memory:
         self.whole = plan.recompute
         self.block = 0 if prefixes is None else prefixes.block
         self.cuttable = cuttable(plan)
+        self._evicting = any(group.evicting for group in plan.groups)
         self._page = math.lcm(*(g.tokens for g in plan.groups))
         self.nothing: Demand = (0,) * len(self.pool.page_bytes)
         formats = [page for g in plan.groups for page in (g.main, g.tail) if page is not None]
@@ -105,6 +106,15 @@ class Memory:
     def reserve(self, sequences: int) -> Demand:
         """A page of each kind for every one of some sequences: room to go on for a while."""
         return tuple(sequences * count for count in self._page_each)
+
+    def ample(self, sequences: int) -> bool:
+        """Whether there is room for one token of each sequence, whatever pages that takes.
+
+        A token needs at most a new page and the copy of a shared one in every table; where a
+        policy evicts, it may need all of them anew.
+        """
+        most = tuple(2 * count for count in self.reserve(sequences))
+        return not self._evicting and self.pool.can_alloc(most)
 
     def make_room(self, demand: Demand) -> bool:
         """Whether these pages can be had, giving up cached prefixes if it takes that."""

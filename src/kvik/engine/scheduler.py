@@ -146,6 +146,9 @@ class Scheduler:
         self._need, self._budget = self.memory.nothing, self.limits.tokens
         before = self.counts.swapped + self.counts.recomputed
         decodes, parts = self._runnable()
+        quiet = not (parts or self.waiting) and len(decodes) <= self._budget
+        if quiet and self.memory.ample(len(decodes)):  # the common case needs no exact count
+            return Batch(decodes, [])
         together = self.memory.demand_of_decodes(decodes)
         if len(decodes) <= self._budget and self.memory.make_room(together):
             self._decodes, self._need = decodes, together
