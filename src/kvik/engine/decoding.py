@@ -46,12 +46,18 @@ class Decoding:
             table = logits[rows]
         if not branches:
             return
-        for row, (branch, chosen) in enumerate(zip(branches, choose(table, branches), strict=True)):
-            if isinstance(chosen, KvikError):
-                number, index = branch.job.id, branch.index
-                self._finish(branch, Output(number, index, finish="error", reason=str(chosen)))
+        self.generated += len(branches)
+        for row, (branch, token) in enumerate(zip(branches, choose(table, branches), strict=True)):
+            job, ids = branch.job, branch.text.ids
+            if isinstance(token, KvikError):
+                self.generated -= 1
+                number, index = job.id, branch.index
+                self._finish(branch, Output(number, index, finish="error", reason=str(token)))
+            elif job.plain and token not in job.eos_ids and len(ids) + 1 < job.longest:
+                branch.text.append(token)
+                self.news.append(Output(job.id, branch.index, (token,)))
             else:
-                self._grow(branch, chosen, table, row)
+                self._grow(branch, token, table[row])
 
     def _share_out(self, ready: list[Branch], logits: Tensor) -> tuple[list[Branch], list[int]]:
         """Branches that sample, each with its row; beams take theirs and search."""
@@ -72,12 +78,10 @@ class Decoding:
                 rows += [row] * len(fresh)
         return branches, rows
 
-    def _grow(self, branch: Branch, token: int, table: Tensor, row: int) -> None:
-        """Appends a sampled token and says so."""
+    def _grow(self, branch: Branch, token: int, row: Tensor) -> None:
+        """Appends a token sampled from ``row`` [vocab]: its text, its end, what was asked of it."""
         job, request, stream = branch.job, branch.job.request, branch.stream
-        ids = branch.text.ids
         branch.text.append(token)
-        self.generated += 1
         finish: Finish | None = None
         text = ""
         if token in job.eos_ids:
@@ -86,13 +90,13 @@ class Decoding:
             text = stream.push(token)
             if stream.stopped:
                 finish = "stop"
-        if finish is None and len(ids) >= job.longest:
+        if finish is None and branch.known >= job.longest:
             finish = "length"
         if finish is not None and finish != "stop" and stream is not None:
             text += stream.finish()
         output = Output(job.id, branch.index, (token,), text, finish)
         if request.logprobs is not None:
-            logprob, top = alternatives(table[row], token, request.logprobs)
+            logprob, top = alternatives(row, token, request.logprobs)
             output = output._replace(logprob=logprob, top=top)
         if finish is None:
             self.news.append(output)

@@ -251,6 +251,7 @@ class Engine:
         text = Text(self._identity, request.prompt, request.marks, request.domain)
         width = 1 if request.beams else request.n
         texts = [text, *(text.fork() for _ in range(width - 1))]
+        job.plain = job.plain and self.model.path is None
         job.branches = [
             Branch(job, i, t, self.decoding.stream(request)) for i, t in enumerate(texts)
         ]
