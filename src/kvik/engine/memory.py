@@ -29,7 +29,7 @@ class Memory:
         self.whole = plan.recompute
         self.block = 0 if prefixes is None else prefixes.block
         self.cuttable = cuttable(plan)
-        self._evicting = any(group.evicting for group in plan.groups)
+        self._appends = not any(group.evicting or group.tail for group in plan.groups)
         self._page = math.lcm(*(g.tokens for g in plan.groups))
         self.nothing: Demand = (0,) * len(self.pool.page_bytes)
         formats = [page for g in plan.groups for page in (g.main, g.tail) if page is not None]
@@ -110,11 +110,11 @@ class Memory:
     def ample(self, sequences: int) -> bool:
         """Whether there is room for one token of each sequence, whatever pages that takes.
 
-        A token needs at most a new page and the copy of a shared one in every table; where a
-        policy evicts, it may need all of them anew.
+        Where every token is coded at once it needs at most a new page and the copy of a shared
+        one in each table. Late codes and evicting policies can need more: they are counted.
         """
-        most = tuple(2 * count for count in self.reserve(sequences))
-        return not self._evicting and self.pool.can_alloc(most)
+        most = tuple(2 * sequences * count for count in self._page_each)
+        return self._appends and self.pool.can_alloc(most)
 
     def make_room(self, demand: Demand) -> bool:
         """Whether these pages can be had, giving up cached prefixes if it takes that."""
