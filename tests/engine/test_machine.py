@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", CASES)
 def test_any_order_of_operations(name: str) -> None:
     case = type(f"Machine{name}", (Machine,), {"name": name})
-    case.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+    case.TestCase.settings = settings(max_examples=9, stateful_step_count=25, deadline=None)
     case.TestCase().runTest()
 
 
