@@ -46,6 +46,10 @@ class KVCache(Sequences):
         """
         return self._stager.demand(sequence.state, sequence.length + count)
 
+    def demand_of(self, sequences: Seq[Sequence], counts: Seq[int]) -> tuple[int, ...]:
+        """The sum for several sequences, worked out for all of them at once."""
+        return self._stager.demand_of([s.state for s in sequences], counts)
+
     def plan(self, sequences: Seq[Sequence], counts: Seq[int], *, tentative: bool = False) -> None:
         """Starts a step in which ``sequences[i]`` gets ``counts[i]`` new tokens.
 

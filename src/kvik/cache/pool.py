@@ -42,9 +42,10 @@ class PoolStats:
 def choose_slab(page_bytes: Sequence[int]) -> int:
     """The smallest slab that wastes at most 2 % of itself for every page size.
 
-    A slab is a whole number of the largest pages; other sizes leave a remainder at its end.
+    A slab is a whole number of the largest pages; other sizes leave a remainder at its end. Plans
+    that store nothing have no page sizes, and the smallest slab there is.
     """
-    largest = max(page_bytes)
+    largest = max(page_bytes, default=ALIGN)
     for count in range(1, 65):
         slab = largest * count
         if all(slab % size <= MAX_STRANDED * slab for size in page_bytes):

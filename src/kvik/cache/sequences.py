@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
@@ -87,10 +88,14 @@ class Sequences:
 
     def nbytes(self, *sequences: Sequence) -> int:
         """Bytes that the sequences hold: each page once, tables and states for each of them."""
+        states = [s.state for s in sequences]
+        pages = zip(self.pool.page_bytes, self.distinct_pages(states), strict=True)
+        return sum(s.table_bytes for s in states) + sum(n * ids.size for n, ids in pages)
+
+    def distinct_pages(self, states: Seq[State]) -> tuple[Ids, ...]:
+        """The pages that states hold together, each once, for every one of the pool's sizes."""
         held: list[list[Ids]] = [[EMPTY] for _ in self.pool.page_bytes]
-        for sequence in sequences:
-            for index, table in self.tables(sequence.state):
+        for state in states:
+            for index, table in self.tables(state):
                 held[index].append(table.pages)
-        pages = zip(self.pool.page_bytes, held, strict=True)
-        tables = sum(s.state.table_bytes for s in sequences)
-        return tables + sum(np.unique(np.concatenate(ids)).size * n for n, ids in pages)
+        return tuple(np.unique(np.concatenate(ids)) for ids in held)

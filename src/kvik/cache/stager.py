@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from kvik.cache.change import TableChange, changes
 from kvik.cache.evicting import EvictingStep
@@ -37,6 +38,20 @@ class Stager:
             return False
         return not any(map(self.pool.shared, state.open))
 
+    def moving(self, states: Seq[State], counts: Seq[int]) -> list[int]:
+        """Indices of the sequences that need other tables for so many tokens more each."""
+        moving: list[int] = []
+        written: list[int] = []
+        for i, (state, count) in enumerate(zip(states, counts, strict=True)):
+            if state.length + count > state.steady:
+                moving.append(i)
+            else:
+                written += state.open
+        if self.pool.any_shared(written):  # seldom: then each is asked for itself
+            ends = enumerate(zip(states, counts, strict=True))
+            moving = [i for i, (state, n) in ends if not self.quiet(state, state.length + n)]
+        return moving
+
     def stage(self, state: State, stop: int, tentative: bool) -> list[tuple[int, Change]]:
         """What changes in each table, in the order of groups, with its size class."""
         found: list[tuple[int, Change]] = []
@@ -57,4 +72,12 @@ class Stager:
         need = list(self.nothing)
         for index, change in self.stage(state, stop, False):
             need[index] += change.need
+        return tuple(need)
+
+    def demand_of(self, states: Seq[State], counts: Seq[int]) -> tuple[int, ...]:
+        """The same for several sequences together, each going on by so many tokens."""
+        need = list(self.nothing)
+        for i in self.moving(states, counts):
+            for index, pages in enumerate(self.demand(states[i], states[i].length + counts[i])):
+                need[index] += pages
         return tuple(need)

@@ -52,22 +52,11 @@ class Step:
             raise
 
     def _stage(self) -> dict[int, list[tuple[int, Change]]]:
-        moving: list[int] = []
-        written: list[int] = []
-        for i, (state, count) in enumerate(zip(self.before, self.counts, strict=True)):
-            if state.length + count > state.steady:
-                moving.append(i)
-            else:
-                written += state.open
-        if self.pool.any_shared(written):
-            ends = zip(self.before, self.counts, strict=True)
-            quiet = [self.stager.quiet(s, s.length + n) for s, n in ends]
-            moving = [i for i, still in enumerate(quiet) if not still]
-        return {i: self._stage_one(i) for i in moving}
-
-    def _stage_one(self, i: int) -> list[tuple[int, Change]]:
-        state = self.before[i]
-        return self.stager.stage(state, state.length + self.counts[i], self.tentative)
+        found = {}
+        for i in self.stager.moving(self.before, self.counts):
+            state = self.before[i]
+            found[i] = self.stager.stage(state, state.length + self.counts[i], self.tentative)
+        return found
 
     def _allocate(self) -> None:
         """One request a size class for the whole batch, handed out to the tables in order."""

@@ -44,11 +44,7 @@ def swap_out(cache: KVCache, sequences: Seq[Sequence]) -> Swapped:
     Pages that others still reference stay in the pool for them.
     """
     states = tuple(s.state for s in sequences)
-    held: list[list[Ids]] = [[EMPTY] for _ in cache.pool.page_bytes]
-    for state in states:
-        for index, table in cache.tables(state):
-            held[index].append(table.pages)
-    ids = tuple(np.unique(np.concatenate(tables)) for tables in held)
+    ids = cache.distinct_pages(states)
     sizes = cache.pool.page_bytes
     pages = tuple(read_pages(cache.pool, n, i) for n, i in zip(sizes, ids, strict=True))
     swapped, empty = Swapped(states, ids, pages), cache.create().state

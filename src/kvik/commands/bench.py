@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from rich.console import Console
 from kvik.bench import trace as traces
 from kvik.bench.shapes import SHAPES
 from kvik.commands.progress import fetch_progress
+from kvik.commands.results import out_folder, present, to_json
 from kvik.errors import KvikError, ModelError, RecipeError
-from kvik.evaluate.files import check_writable, write_atomic
 from kvik.evaluate.provenance import environment
 from kvik.evaluate.text import read_text
 from kvik.machine import parse_bytes, threads
@@ -43,11 +42,7 @@ class WasteOptions:
 
 def report_waste(options: WasteOptions) -> None:
     """Measure, print, write; KvikError before anything runs where the input cannot be used."""
-    if options.out == "":
-        raise KvikError("--out is empty: give the name of a folder, or leave it out")
-    folder = None if options.out is None else Path(options.out)
-    if folder is not None:
-        check_writable(folder)
+    folder = out_folder(options.out)
     recipe, memory = Recipe.parse(options.recipe), parse_bytes(options.memory)
     spec = _spec(options.model)
     context = options.context or spec.context
@@ -60,7 +55,7 @@ def report_waste(options: WasteOptions) -> None:
     result = document(setting, arrivals, measure(setting, arrivals, _announce(options.as_json)))
     result["trace"] = {"name": options.trace, **result["trace"]}
     result["env"] = environment(threads())
-    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    text = to_json(result)
     files: dict[Path, str] = {}
     if folder is not None:
         files = {
@@ -68,16 +63,7 @@ def report_waste(options: WasteOptions) -> None:
             folder / "waste.json": text,
             folder / "trace.jsonl": traces.dump(arrivals),
         }
-    for path, content in files.items():
-        write_atomic(path, content)
-    if options.as_json:
-        click.echo(text, nl=False)
-        return
-    # Piped, the table must not be folded to 80 columns.
-    console = Console() if Console().is_terminal else Console(width=160)
-    console.print(make_table(result))
-    for path in files:
-        click.echo(str(path))
+    present(text, files, lambda: make_table(result), as_json=options.as_json)
 
 
 def _announce(quiet: bool) -> Callable[[str], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +13,9 @@ from kvik.bench import trace as traces
 from kvik.bench.padded import check_installed
 from kvik.bench.serving_load import shrink
 from kvik.commands.progress import fetch_progress
+from kvik.commands.results import out_folder, present, to_json
 from kvik.errors import KvikError, RecipeError
 from kvik.evaluate.compare import resolved
-from kvik.evaluate.files import check_writable, write_atomic
 from kvik.evaluate.provenance import environment, version_of
 from kvik.evaluate.table import Bars
 from kvik.evaluate.text import library_text, read_text
@@ -56,11 +55,7 @@ def report_serving(options: ServingOptions) -> int:
 
     KvikError before anything runs where the input cannot be used.
     """
-    if options.out == "":
-        raise KvikError("--out is empty: give the name of a folder, or leave it out")
-    folder = None if options.out is None else Path(options.out)
-    if folder is not None:
-        check_writable(folder)
+    folder = out_folder(options.out)
     if options.peer is not None:
         check_installed(gguf=False)
     from kvik.models import load_model, sources
@@ -82,7 +77,7 @@ def report_serving(options: ServingOptions) -> int:
     result = document(setting, runs)
     result["trace"] = {"name": options.trace, "scale": options.scale, **result["trace"]}
     result["env"] = environment(threads()) | {"transformers": version_of("transformers")}
-    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    text = to_json(result)
     files: dict[Path, str] = {}
     if folder is not None:
         files = {
@@ -90,18 +85,8 @@ def report_serving(options: ServingOptions) -> int:
             folder / "serving.json": text,
             folder / "trace.jsonl": traces.dump(setting.trace),
         }
-    for target, content in files.items():
-        write_atomic(target, content)
-    if options.as_json:
-        click.echo(text, nl=False)
-    else:
-        # Piped, the table must not be folded to 80 columns.
-        console = Console() if Console().is_terminal else Console(width=160)
-        console.print(make_table(result))
-        for note in result["notes"]:
-            click.echo(f"* {note}")
-        for target in files:
-            click.echo(str(target))
+    notes = result["notes"]
+    present(text, files, lambda: make_table(result), as_json=options.as_json, notes=notes)
     failed = sum(run["failed"] for run in runs)
     if failed:
         click.echo(f"kvik: {failed} request{'s' * (failed > 1)} failed", err=True)

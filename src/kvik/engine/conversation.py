@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from kvik.engine.identity import common_prefix
 
 if TYPE_CHECKING:
     from kvik.engine.session import Session
@@ -67,9 +68,7 @@ class Conversation:
         else:
             # The first turn; or the template rewrote the history, or the answer's tokens are not
             # its text (a stop string cut it): keep what still agrees.
-            held = zip(full[:-1], self._session.tokens, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], held))
-            self._session.trim(same)
+            self._session.trim(common_prefix(full[:-1], self._session.tokens))
             self._ids = full
         self._spelled = full
         return self._ids[len(self._session.tokens) :]

@@ -46,18 +46,19 @@ class Decoding:
             table = logits[rows]
         if not branches:
             return
-        self.generated += len(branches)
         for row, (branch, token) in enumerate(zip(branches, choose(table, branches), strict=True)):
             job, ids = branch.job, branch.text.ids
             if isinstance(token, KvikError):
-                self.generated -= 1
                 number, index = job.id, branch.index
                 self._finish(branch, Output(number, index, finish="error", reason=str(token)))
-            elif job.plain and token not in job.eos_ids and len(ids) + 1 < job.longest:
-                branch.text.append(token)
+                continue
+            self.generated += 1
+            branch.text.append(token)
+            goes_on = token not in job.eos_ids and len(ids) < job.longest
+            if goes_on and job.plain and branch.stream is None:
                 self.news.append(Output(job.id, branch.index, (token,)))
             else:
-                self._grow(branch, token, table[row])
+                self._tell(branch, token, table[row])
 
     def _share_out(self, ready: list[Branch], logits: Tensor) -> tuple[list[Branch], list[int]]:
         """Branches that sample, each with its row; beams take theirs and search."""
@@ -78,10 +79,9 @@ class Decoding:
                 rows += [row] * len(fresh)
         return branches, rows
 
-    def _grow(self, branch: Branch, token: int, row: Tensor) -> None:
-        """Appends a token sampled from ``row`` [vocab]: its text, its end, what was asked of it."""
+    def _tell(self, branch: Branch, token: int, row: Tensor) -> None:
+        """What a token sampled from ``row`` [vocab] means: its text, an end, what was asked."""
         job, request, stream = branch.job, branch.job.request, branch.stream
-        branch.text.append(token)
         finish: Finish | None = None
         text = ""
         if token in job.eos_ids:

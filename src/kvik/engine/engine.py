@@ -33,6 +33,7 @@ from kvik.models import Model
 from kvik.recipe import Recipe
 
 SHARE_OF_MEMORY = 0.25
+FIELDS = frozenset(field.name for field in fields(Request))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Engine:
         self.model, self.recipe, self.clock = model, Recipe.parse(kv), clock
         plan = self.recipe.resolve(model.spec)
         size = int(available_memory() * SHARE_OF_MEMORY) if memory is None else _bytes(memory)
-        slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
+        slab = choose_slab(plan.page_bytes)
         if size < slab:
             raise KvikError(f"{size:,} bytes of KV memory hold no page; give at least {slab:,}")
         pool = PagePool(plan.page_bytes, size // slab * slab, slab_bytes=slab, poison=poison)
@@ -229,9 +230,8 @@ class Engine:
     def _add(self, request: Request | Sequence[int] | str, options: dict[str, Any]) -> Job:
         if isinstance(request, str):
             request = self.model.tokenizer.encode(request)
-        known = {field.name for field in fields(Request)}
-        if unknown := sorted(options.keys() - known):
-            raise KvikError(f"a request has no {unknown[0]}; it has {', '.join(sorted(known))}")
+        if unknown := sorted(options.keys() - FIELDS):
+            raise KvikError(f"a request has no {unknown[0]}; it has {', '.join(sorted(FIELDS))}")
         if not isinstance(request, Request):
             request = Request(request, **options)  # type: ignore[arg-type]
         elif options:
@@ -251,7 +251,6 @@ class Engine:
         text = Text(self._identity, request.prompt, request.marks, request.domain)
         width = 1 if request.beams else request.n
         texts = [text, *(text.fork() for _ in range(width - 1))]
-        job.plain = job.plain and self.model.path is None
         job.branches = [
             Branch(job, i, t, self.decoding.stream(request)) for i, t in enumerate(texts)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvik.recipe.plan import Plan
@@ -34,6 +34,12 @@ def numbers(values: Iterable[int]) -> bytes:
         return b"q" + struct.pack(f"<{len(values)}q", *values)
     except struct.error:
         return b"d" + ",".join(map(str, values)).encode()
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading ids two texts have in common."""
+    parts = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in parts if x != y), min(len(a), len(b)))
 
 
 _LINK = b"kind 5:blockparent %d:%sids %d:%smarks %d:%s"

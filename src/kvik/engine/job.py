@@ -57,7 +57,7 @@ class Job:
         self.eos_ids = request.eos_ids or frozenset()
         self.longest = len(request.prompt) + request.max_new
         # What most requests are, so that a step can pass over them quickly.
-        self.plain = request.logprobs is None  # and without a tokenizer: nothing but tokens
+        self.plain = request.logprobs is None
         self.single = request.n == 1 and request.beams is None
         self.greedy = request.sampling.temperature == 0 and request.sampling.repetition_penalty == 1
         self.status = Status.WAITING

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 
 from kvik.cache import KVCache
 from kvik.cache.swap import swap_in, swap_out
 from kvik.engine.job import Branch, Job
-from kvik.engine.prefix import Hit, PrefixCache, cuttable
+from kvik.engine.prefix import Hit, PrefixCache, block_of, cuttable
 from kvik.plan.bytes import step_peak
 
 Demand = tuple[int, ...]
@@ -27,10 +26,10 @@ class Memory:
         self.swap_bytes, self.swapped_bytes = swap_bytes, 0
         plan = cache.resolved
         self.whole = plan.recompute
+        self._page = block_of(plan)
         self.block = 0 if prefixes is None else prefixes.block
         self.cuttable = cuttable(plan)
         self._appends = not any(group.evicting or group.tail for group in plan.groups)
-        self._page = math.lcm(*(g.tokens for g in plan.groups))
         self.nothing: Demand = (0,) * len(self.pool.page_bytes)
         formats = [page for g in plan.groups for page in (g.main, g.tail) if page is not None]
         self._page_each = tuple(
@@ -52,20 +51,7 @@ class Memory:
     def demand_of_decodes(self, branches: Seq[Branch]) -> Demand:
         """What branches need for one token each, together."""
         sequences = [branch.sequence for branch in branches if branch.sequence is not None]
-        open_pages: list[int] = []
-        moving = []
-        for sequence in sequences:
-            state = sequence.state
-            if state.length < state.steady:
-                open_pages += state.open
-            else:
-                moving.append(sequence)
-        if self.pool.any_shared(open_pages):
-            moving = sequences
-        total = self.nothing
-        for sequence in moving:
-            total = self.add(total, self.cache.demand(sequence, 1))
-        return total
+        return self.cache.demand_of(sequences, [1] * len(sequences))
 
     def peak(self, tokens: int) -> Demand:
         """Most pages that one sequence holds while it grows to ``tokens`` tokens."""
@@ -105,7 +91,10 @@ class Memory:
 
     def reserve(self, sequences: int) -> Demand:
         """A page of each kind for every one of some sequences: room to go on for a while."""
-        return tuple(sequences * count for count in self._page_each)
+        return self._pages_each(sequences)
+
+    def _pages_each(self, times: int) -> Demand:
+        return tuple([times * count for count in self._page_each])
 
     def ample(self, sequences: int) -> bool:
         """Whether there is room for one token of each sequence, whatever pages that takes.
@@ -113,8 +102,7 @@ class Memory:
         Where every token is coded at once it needs at most a new page and the copy of a shared
         one in each table. Late codes and evicting policies can need more: they are counted.
         """
-        most = tuple(2 * sequences * count for count in self._page_each)
-        return self._appends and self.pool.can_alloc(most)
+        return self._appends and self.pool.can_alloc(self._pages_each(2 * sequences))
 
     def make_room(self, demand: Demand) -> bool:
         """Whether these pages can be had, giving up cached prefixes if it takes that."""

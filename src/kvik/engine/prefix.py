@@ -44,9 +44,7 @@ class PrefixCache:
         """``model`` is the model's identity; ``max_bytes`` bounds what the entries list."""
         self.cache, self.max_bytes = cache, max_bytes
         plan, self._groups = cache.resolved, cache.resolved.groups
-        self.block = math.lcm(*(g.tokens for g in plan.groups if g.evicting is None))
-        if all(g.evicting for g in plan.groups):
-            self.block = BLOCK
+        self.block = block_of(plan)
         self.cuttable = cuttable(plan)
         self._whole = any(g.evicting for g in plan.groups) or _has_states(plan)
         self.identity = Identity.of(plan, model, self.block, digest)
@@ -254,6 +252,13 @@ class PrefixCache:
 
 def _has_states(plan: Plan) -> bool:
     return any(layer.kind == "state" for layer in plan.spec.layers)
+
+
+def block_of(plan: Plan) -> int:
+    """Tokens of a block: whole pages of every group that keeps tokens by position."""
+    if all(g.evicting for g in plan.groups):
+        return BLOCK
+    return math.lcm(*(g.tokens for g in plan.groups if g.evicting is None))
 
 
 def cuttable(plan: Plan) -> bool:

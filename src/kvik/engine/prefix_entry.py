@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvik.cache.pool import Ids
 from kvik.cache.table import EMPTY, RaggedTable, Table
+from kvik.engine.identity import common_prefix
 from kvik.recipe.plan import Group
 
 Main = tuple[Table | RaggedTable, ...]
@@ -103,7 +104,9 @@ class Entry:
         """
         rest = tuple(symbols[self.length : min(limit, self.length + self.reach)])
         at = bisect_left(self.children, rest, key=_symbols)
-        found = [(_common(rest, c.symbols), c) for c in self.children[max(0, at - 2) : at + 2]]
+        found = [
+            (common_prefix(rest, c.symbols), c) for c in self.children[max(0, at - 2) : at + 2]
+        ]
         found.sort(key=lambda pair: (-pair[0], pair[1].length))
         return [(self.length + n, child) for n, child in found if n]
 
@@ -133,7 +136,3 @@ class Entry:
         """Takes a child out; it counts as given up from now on."""
         del self.children[bisect_left(self.children, child.symbols, key=_symbols)]
         child.parent = None
-
-
-def _common(a: Symbols, b: Symbols) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))

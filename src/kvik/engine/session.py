@@ -60,7 +60,7 @@ class Session:
         self.recipe = Recipe.parse(recipe)
         plan = self.recipe.resolve(model.spec)
         check_fits(plan, max_tokens)
-        slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
+        slab = choose_slab(plan.page_bytes)
         capacity = pool_capacity(plan, max_tokens, slab, 1 + max_forks + max_marks)
         self.cache = KVCache(plan, PagePool(plan.page_bytes, capacity, slab_bytes=slab))
         self._sequence = self.cache.create()

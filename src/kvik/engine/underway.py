@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvik.engine.identity import common_prefix
 from kvik.engine.job import Job, Status
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Underway:
         owner = self._owner.get(text.prefix_digest(end)) if end <= len(text.ids) else None
         if owner is None:
             return False
-        common = _common(owner.request.prompt, text.ids)
+        common = common_prefix(owner.request.prompt, text.ids)
         job.awaits = (owner, common)
         if not self.memory.cuttable and len(owner.stops) < MAX_STOPS:
             owner.stops.add(common)  # a snapshot where the two texts part
@@ -62,11 +62,3 @@ class Underway:
             return True
         job.awaits = None
         return False
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading ids two texts have in common."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
