@@ -44,7 +44,7 @@ def load(cache: KVCache, data: bytes) -> Cached:
 def make(model: Model, recipe: str, dirt: int = 0, room: int = 3) -> KVCache:
     """A cache for three sequences of 100 tokens whose free memory holds ``dirt``."""
     plan = Recipe.parse(recipe).resolve(model.spec)
-    slab = choose_slab(plan.page_bytes) if plan.page_bytes else 64
+    slab = choose_slab(plan.page_bytes)
     capacity = pool_capacity(plan, 100, slab, room)
     pool = PagePool(plan.page_bytes, capacity, slab_bytes=slab)
     pool.buffer.fill_(dirt)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tracers
+from tests.engine.common import prompt, whole
 
 from kvik.cache import KVCache, PagePool
 from kvik.engine.beam import BeamParams, BeamSearch
@@ -21,17 +22,6 @@ from kvik.testing import models
 assert tracers.PerChannel.examples  # importing them registered them
 PLAIN, GROUPED = models.plain(), models.grouped()
 RECIPES = ("fp16", "int8/int4", "fp16+window:20", "perchannel", "heavy:20")
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    chance = random.Random(seed)
-    return tuple(chance.randrange(96) for _ in range(length))
-
-
-def whole(engine: Engine) -> bool:
-    if engine.prefixes is not None:
-        engine.prefixes.clear()
-    return engine.cache.pool.stats().free == engine.cache.pool.nbytes
 
 
 def alone(request: Request, recipe: str, sample: int = 0) -> Sample:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.engine.test_engine import FAULTS, PLAIN, Faulty, prompt, raises, whole
+from tests.engine.common import prompt, whole
+from tests.engine.test_engine import FAULTS, PLAIN, Faulty, raises
 
 from kvik.engine.aio import AsyncEngine
 from kvik.engine.engine import Engine

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests import tracers
+from tests.engine.common import prompt, whole
 from tests.engine.interrupting import interrupted_at
 
 from kvik.engine.beam import BeamParams
@@ -25,24 +26,12 @@ assert tracers.PerChannel.examples  # importing them registered them
 PLAIN = models.plain()
 
 
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    chance = random.Random(seed)
-    return tuple(chance.randrange(PLAIN.spec.vocab) for _ in range(length))
-
-
 def run(engine: Engine) -> dict[int, dict[int, Sample]]:
     found: dict[int, dict[int, Sample]] = defaultdict(dict)
     while engine.busy:
         for output in engine.step():
             found[output.id].setdefault(output.sample, Sample()).add(output)
     return found
-
-
-def whole(engine: Engine) -> bool:
-    """Whether nothing is held but what the prefix cache can give up."""
-    if engine.prefixes is not None:
-        engine.prefixes.clear()
-    return engine.cache.pool.stats().free == engine.cache.pool.nbytes
 
 
 def test_a_shared_prefix_is_stored_once_and_computed_once() -> None:
