@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvik.spec.params import Params
+
 LayerKind = Literal["full", "sliding", "chunked", "latent", "state", "shared"]
 
 
@@ -48,13 +50,68 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class LayerSpec:
-    """What one attention layer caches for each token.
+class Extra:
+    """A side stream of a layer: one row of ``dim`` values for every ``ratio`` tokens.
 
-    ``window`` counts the keys a query sees, itself included. A ``latent`` layer (MLA,
-    arXiv 2405.04434) stores one row of ``k_dim`` for all heads and its V is the first
-    ``v_dim`` channels of that row. A ``shared`` layer reads the cache of layer ``source``.
-    A ``state`` layer keeps ``state_shape`` float32 values per sequence and no tokens.
+    One row serves all heads, so every tensor-parallel rank holds all of it. Examples: the keys
+    of DeepSeek-V3.2's indexer (``dim`` 128, ``ratio`` 1, arXiv 2512.02556), the compressed rows
+    of DeepSeek-V4 (``dim`` 512, ``ratio`` 4 or 128). The values take the dtype of the cache.
+    """
+
+    name: str
+    dim: int
+    ratio: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dim <= 0 or self.ratio <= 0:
+            raise ValueError(f"the stream {self.name!r} needs a dimension and a ratio above zero")
+
+    def rows(self, tokens: int) -> int:
+        """Rows stored after ``tokens`` tokens: whole groups of ``ratio``."""
+        return tokens // self.ratio
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A fixed array that a layer keeps for each sequence, whatever its length.
+
+    ``name`` says what it is: ``recurrent`` (the matrix of an SSM, delta net or linear attention),
+    ``conv`` (the last kernel - 1 inputs of a short convolution, shape [columns, channels]),
+    ``cross`` (K and V of an encoder's output) or ``compressor`` (DeepSeek-V4's open groups).
+    ``item_bytes`` is what vLLM stores (mostly recurrent 4, conv 2); engines differ in it.
+    """
+
+    name: Literal["recurrent", "conv", "cross", "compressor"]
+    shape: tuple[int, ...]
+    item_bytes: int
+
+    def __post_init__(self) -> None:
+        if min(self.shape, default=0) <= 0 or self.item_bytes <= 0:
+            raise ValueError(f"the state {self.name!r} has the impossible shape {self.shape}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for one sequence."""
+        return math.prod(self.shape) * self.item_bytes
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What one layer caches.
+
+    Three independent things: its K/V rows (``kind``, ``kv_heads``, ``k_dim``, ``v_dim``,
+    ``window``), side streams (``extra``) and fixed arrays (``states``). A parallel hybrid such
+    as Falcon-H1 is a ``full`` layer with states; Whisper's decoder too (``cross``).
+
+    ``window`` counts the keys a query sees, itself included. ``chunked`` layers (Llama 4) see
+    back to the last multiple of ``window``. A ``latent`` layer (MLA, arXiv 2405.04434) stores one
+    row of ``k_dim`` for all heads and its V is the first ``v_dim`` channels of that row;
+    ``rope_dim`` of its channels carry the position, ``expanded`` are the K and V dimensions of
+    each of its ``heads`` where an engine stores those instead of the row. A latent layer with a
+    ``window`` (DeepSeek-V4) keeps the last ``window`` rows only. A ``shared`` layer reads the
+    cache of layer ``source`` and stores nothing. A ``state`` layer keeps no tokens: its
+    ``states``, or ``state_shape`` float32 values where kvik itself runs it; neither where it is
+    a feed-forward block that counts as a layer (Nemotron-H).
     ``scale`` multiplies the scores (``k_dim ** -0.5`` unless the model says otherwise);
     ``softcap`` bounds them by ``softcap * tanh(score / softcap)``.
     """
@@ -70,6 +127,10 @@ class LayerSpec:
     softcap: float | None = None
     source: int | None = None
     state_shape: tuple[int, ...] = ()
+    extra: tuple[Extra, ...] = ()
+    states: tuple[StatePart, ...] = ()
+    rope_dim: int = 0
+    expanded: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "state":
@@ -92,6 +153,19 @@ class LayerSpec:
         """Whether the layer stores K/V of its own."""
         return self.kind not in ("state", "shared")
 
+    @property
+    def row_values(self) -> int:
+        """Values that one token adds to the layer's K/V rows, all KV heads; 0 where it has none."""
+        if not self.caches_tokens:
+            return 0
+        return self.k_dim if self.kind == "latent" else self.kv_heads * (self.k_dim + self.v_dim)
+
+    @property
+    def state_bytes(self) -> int:
+        """Fixed bytes for each sequence."""
+        own = 4 * math.prod(self.state_shape) if self.state_shape else 0
+        return own + sum(part.nbytes for part in self.states)
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -100,6 +174,11 @@ class ModelSpec:
     ``context`` is the trained context length in tokens. ``embed_scale`` multiplies the
     embeddings; ``qk_norm`` puts an RMS norm on q and k before RoPE; ``post_norms`` puts one
     after attention and feed-forward (Gemma).
+
+    ``unrunnable`` is empty, or says why kvik's own decoder cannot run this model; then what only
+    the decoder needs (``rope``, ``norm_eps``, ``activation``, ...) holds defaults, and the rest
+    is enough to plan with. ``ffn`` is 0 where no dense feed-forward width is known. ``params`` is
+    None where the parameters cannot be counted. ``source`` says where the sizes were read.
     """
 
     name: str
@@ -117,10 +196,16 @@ class ModelSpec:
     post_norms: bool = False
     attention_bias: bool = False
     final_softcap: float | None = None
+    params: Params | None = None
+    unrunnable: str = ""
+    source: str = ""
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:
-        """Read a .gguf file, a config.json, or a folder with one; SpecError on any fault."""
+        """Any model to plan with: a .gguf file, a config.json or a folder; SpecError on any fault.
+
+        ``load_spec`` reads only what the decoder can run.
+        """
         from kvik.spec.load import load_spec
 
         return load_spec(path)
