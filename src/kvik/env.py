@@ -2,6 +2,8 @@
 
 KVIK_HOME    the folder for downloaded models (the user's cache folder otherwise)
 KVIK_DEBUG   anything but empty or 0: errors that are bugs show their traceback
+KVIK_NATIVE  a file to use as the native library, or "off" for the reference operations alone
+KVIK_ISA     the instruction set whose kernels are used, instead of the best that the machine has
 OMP_NUM_THREADS   at most so many threads; torch reads it too
 """
 
@@ -28,3 +30,13 @@ def omp_threads() -> int | None:
 def debug() -> bool:
     """Whether an unexpected error should show where it happened."""
     return os.environ.get("KVIK_DEBUG", "") not in ("", "0")
+
+
+def native() -> str | None:
+    """The native library to use, ``off`` for none; None to look for the installed one."""
+    return os.environ.get("KVIK_NATIVE") or None
+
+
+def isa() -> str | None:
+    """The instruction set to use; None for the best."""
+    return os.environ.get("KVIK_ISA") or None

@@ -1,0 +1,147 @@
+// AVX2 + FMA + F16C; with KVIK_AVX512 also VNNI on 256-bit registers.
+struct f8 { __m256 v; };
+struct i8x { __m256i v; };   // 8 x int32
+struct s16 { __m256i v; };   // 16 x int16
+
+static inline f8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+static inline void store(float* p, f8 a) { _mm256_storeu_ps(p, a.v); }
+static inline f8 splat(float a) { return {_mm256_set1_ps(a)}; }
+static inline f8 zero() { return {_mm256_setzero_ps()}; }
+static inline f8 operator+(f8 a, f8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+static inline f8 operator-(f8 a, f8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+static inline f8 operator*(f8 a, f8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline f8 operator/(f8 a, f8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+static inline f8 fma(f8 a, f8 b, f8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+static inline f8 max(f8 a, f8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+static inline f8 min(f8 a, f8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+static inline f8 abs(f8 a) {
+    return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)};
+}
+static inline f8 round(f8 a) {  // to nearest, ties to even
+    return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// The lanes from `low` up to `high` of `a`, the others of `b`.
+static inline f8 between(int low, int high, f8 a, f8 b) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(low - 1)),
+                                        _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
+    return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(in))};
+}
+// ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))
+static inline float sum(f8 a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+static inline float top(f8 a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+// 0 where x < low, a elsewhere (also where x is NaN).
+static inline f8 zero_below(f8 x, f8 low, f8 a) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, low.v, _CMP_LT_OQ), a.v)};
+}
+// 2^n for whole n in [-126, 127].
+static inline f8 power(f8 n) {
+    const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(e, 23))};
+}
+
+static inline i8x izero() { return {_mm256_setzero_si256()}; }
+static inline i8x operator+(i8x a, i8x b) { return {_mm256_add_epi32(a.v, b.v)}; }
+static inline f8 to_float(i8x a) { return {_mm256_cvtepi32_ps(a.v)}; }
+static inline i8x to_int(f8 a) { return {_mm256_cvtps_epi32(a.v)}; }  // to nearest, ties to even
+static inline i8x load(const std::int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+static inline void store(std::int32_t* p, i8x a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
+}
+// Lane t of the result is the sum of the lanes of a[t].
+static inline i8x sums(const i8x a[8]) {
+    const __m256i x = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0].v, a[1].v),
+                                        _mm256_hadd_epi32(a[2].v, a[3].v));
+    const __m256i y = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4].v, a[5].v),
+                                        _mm256_hadd_epi32(a[6].v, a[7].v));
+    return {_mm256_add_epi32(_mm256_permute2x128_si256(x, y, 0x20),
+                             _mm256_permute2x128_si256(x, y, 0x31))};
+}
+// Lane t of the result is sum(a[t]), to the bit.
+static inline f8 sums(const f8 a[8]) {
+    __m128 x[8];
+    for (int i = 0; i < 8; ++i)
+        x[i] = _mm_add_ps(_mm256_castps256_ps128(a[i].v), _mm256_extractf128_ps(a[i].v, 1));
+    for (int i = 0; i < 8; i += 4) _MM_TRANSPOSE4_PS(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    const __m128 low = _mm_add_ps(_mm_add_ps(x[0], x[2]), _mm_add_ps(x[1], x[3]));
+    const __m128 high = _mm_add_ps(_mm_add_ps(x[4], x[6]), _mm_add_ps(x[5], x[7]));
+    return {_mm256_set_m128(high, low)};
+}
+
+static inline s16 load(const std::int16_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+static inline void store(std::int16_t* p, s16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
+}
+// The pair of 16-bit numbers at p in all eight lanes.
+static inline s16 splat_pair(const std::int16_t* p) {
+    std::int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return {_mm256_set1_epi32(pair)};
+}
+static inline s16 widen(const std::int8_t* p) {  // 16 of them
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+// c + the sums of products of neighbouring pairs.
+static inline i8x dot(s16 a, s16 b, i8x c) {
+#if defined(KVIK_AVX512)
+    return {_mm256_dpwssd_epi32(c.v, a.v, b.v)};
+#else
+    return {_mm256_add_epi32(c.v, _mm256_madd_epi16(a.v, b.v))};
+#endif
+}
+// Thirty-two bytes.
+static inline s16 load_bytes(const std::uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+// The low nibble of both 16-bit numbers of each lane after shifting each lane right by SHIFT.
+template <int SHIFT>
+static inline s16 nibbles16(s16 a) {
+    return {_mm256_and_si256(_mm256_srli_epi16(a.v, SHIFT), _mm256_set1_epi16(15))};
+}
+// The nibble at bit SHIFT of each 32-bit lane.
+template <int SHIFT>
+static inline i8x nibbles32(s16 a) {
+    return {_mm256_and_si256(_mm256_srli_epi32(a.v, SHIFT), _mm256_set1_epi32(15))};
+}
+
+static inline f8 widen_float(const std::int8_t* p) {
+    return {_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+static inline f8 widen_float(const std::uint8_t* p) {
+    return {_mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+static inline f8 load_half(const std::uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static inline void store_half(std::uint16_t* p, f8 a) {  // to nearest, ties to even
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline float from_half(std::uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
+static inline std::uint16_t to_half(float a) {
+    return static_cast<std::uint16_t>(
+        _mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(a), _MM_FROUND_TO_NEAREST_INT)));
+}
+static inline f8 load_bfloat(const std::uint16_t* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16))};
+}
+static inline void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
