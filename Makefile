@@ -12,10 +12,12 @@ JOBS ?= 2
 DEMO_CONTEXT ?= 1024
 DEMO_RECIPES ?= fp32 fp16 int8 int4 int8/int4 window:256 sinks:4+window:252
 
-NEEDS = needs Python 3.11 or newer with venv, and a C compiler: \
-	apt-get install python3 python3-venv gcc make
+NEEDS = needs Python 3.11 or newer with venv: apt-get install python3 python3-venv g++ make
+EVERYTHING = run,hf,test,dev
+SLOW = kvik: no C++ compiler, so without the native library and slower: apt-get install g++
+NATIVE = CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc)
 
-.PHONY: demo test lint soak clean
+.PHONY: demo test lint soak native-test clean
 .DELETE_ON_ERROR:
 
 # A tree that was moved, or whose Python went away, is set up again.
@@ -42,21 +44,31 @@ soak: $(TOOLS)
 	$(PY) -m kvik models get smollm2-135m gemma3-270m
 	$(PY) -m pytest -m soak
 
-# The stamp is written last and taken away first: an interrupted set-up starts over.
-$(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null && command -v cc >/dev/null && \
-	 $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	 { echo "kvik $(NEEDS)" >&2; exit 1; }
-	@[ -e $@ ] || rm -rf $(VENV)
-	@rm -f $@ $(TOOLS)
-	[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[run]'
-	@echo "$(CURDIR)" > $@
+# The C++ tests under AddressSanitizer and UBSan, for every instruction set of this machine.
+native-test: $(TOOLS)
+	$(VENV)/bin/cmake -S . -B build/native-test -G Ninja -DKVIK_TESTS=ON -DKVIK_SANITIZE=ON \
+		-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja
+	$(VENV)/bin/cmake --build build/native-test
+	$(VENV)/bin/ctest --test-dir build/native-test --output-on-failure
 
-$(TOOLS): $(READY)
-	@rm -f $(READY) $@
-	$(INSTALL) '.[run,hf,test,dev]'
-	@echo "$(CURDIR)" > $(READY)
+# The stamp is written last and taken away first: an interrupted set-up starts over.
+define set_up
+@command -v $(PYTHON) >/dev/null && \
+ $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+ { echo "kvik $(NEEDS)" >&2; exit 1; }
+@command -v c++ >/dev/null || echo "$(SLOW)" >&2
+@[ -e $(READY) ] || rm -rf $(VENV)
+@rm -f $(READY) $(TOOLS)
+[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+$(INSTALL) '.[$(1)]'
+@echo "$(CURDIR)" > $(READY)
+endef
+
+$(READY): pyproject.toml constraints.txt $(NATIVE)
+	$(call set_up,run)
+
+$(TOOLS): pyproject.toml constraints.txt $(NATIVE)
+	$(call set_up,$(EVERYTHING))
 	@touch $@
 
 clean:

@@ -78,6 +78,12 @@ def usable_cores() -> int:
     return max(1, min(cores, round(quota))) if quota is not None else cores
 
 
+def granted_threads() -> int:
+    """The usable cores, or fewer where OMP_NUM_THREADS says so."""
+    usable = usable_cores()
+    return min(env.omp_threads() or usable, usable)
+
+
 def threads() -> int:
     """Threads that kvik computes with: the usable cores, or fewer where torch is set to fewer.
 
@@ -86,7 +92,7 @@ def threads() -> int:
     try:
         import torch
     except ImportError:
-        return min(env.omp_threads() or usable_cores(), usable_cores())
+        return granted_threads()
     return min(torch.get_num_threads(), usable_cores())
 
 

@@ -26,10 +26,10 @@ metadata.version = version
 """
 
 
-def doctor(script: str, *args: str, threads: str) -> str:
+def doctor(script: str, *args: str, threads: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script + COMMAND, "doctor", *args],
-        env={**os.environ, "OMP_NUM_THREADS": threads, "COLUMNS": "200"},
+        env={**os.environ, "OMP_NUM_THREADS": threads, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -52,4 +52,4 @@ def test_without_torch_there_is_no_backend() -> None:
     shown = doctor(WITHOUT_TORCH, threads="1")
     assert "none: torch is not installed (pip install 'kvik[run]')" in shown
     assert "plain torch" not in shown
-    assert "reference (plain torch)" in doctor("", threads="1")
+    assert "reference (plain torch)" in doctor("", threads="1", KVIK_NATIVE="off")
