@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
-from kvik.spec.jsonfile import read_json
+from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.model import LayerSpec, ModelSpec
 from kvik.spec.rope import config_rope
 
@@ -20,7 +20,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def spec_from_config(path: Path) -> ModelSpec:
     """Read the config.json at ``path``."""
     fields = Fields(read_json(path), str(path))
-    return _builder(fields)(fields, _model_name(path.absolute().parent))
+    return _builder(fields)(fields, model_name(path.absolute().parent))
 
 
 def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
@@ -34,14 +34,6 @@ def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
             return ARCHITECTURES[name]
     known = ", ".join(name for name in ARCHITECTURES if name.startswith(("Llama", "Gemma")))
     raise fields.fault(f"the architecture {found[0][:80]!r} is not supported; {known} are")
-
-
-def _model_name(folder: Path) -> str:
-    # The Hugging Face cache keeps org/name as models--org--name/snapshots/<commit>.
-    owner = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and owner.startswith("models--"):
-        return owner.removeprefix("models--").replace("--", "/")
-    return folder.name
 
 
 def _llama(fields: Fields, name: str) -> ModelSpec:

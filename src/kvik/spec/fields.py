@@ -62,6 +62,23 @@ class Fields:
             raise self.wrong(name, f"a whole number from 1 to {most}")
         return value
 
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number from 0 on."""
+        value = self._value(name, default)
+        if type(value) is not int or not 0 <= value <= MAX_SIZE:
+            raise self.wrong(name, f"a whole number from 0 to {MAX_SIZE}")
+        return value
+
+    def numbers(self, name: str, least: int, most: int) -> list[int]:
+        """A list of whole numbers from ``least`` to ``most``."""
+        values = self.get(name)
+        if isinstance(values, str | Mapping) or not hasattr(values, "__len__"):
+            raise self.wrong(name, "a list")
+        found = list(values)
+        if any(type(value) is not int or not least <= value <= most for value in found):
+            raise self.wrong(name, f"a list of whole numbers from {least} to {most}")
+        return found
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number of a size that a model can have."""
         value = self._value(name, default)
@@ -93,6 +110,32 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
         return Fields(value, self._source, path=f"{self.label(name)}.")
+
+    def or_else(self, other: Fields, name: str) -> Fields:
+        """These fields, with ``name`` taken from ``other`` where it is absent here."""
+        return self.with_default(name, other.get(name)) if name in other else self
+
+    def with_default(self, name: str, value: Any) -> Fields:
+        """These fields with a value for one that is absent."""
+        if name in self:
+            return self
+        values = {**self._values, self._prefix + name: value}
+        return Fields(values, self._source, self._prefix, self._path)
+
+    def unless_null(self, name: str, value: Any) -> Fields:
+        """These fields with a value for one that is absent, but not for one that is null."""
+        return self if self._prefix + name in self._values else self.with_default(name, value)
+
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """These fields, where each key of ``names`` stands for the field that it maps to."""
+        values = dict(self._values)
+        for name, other in names.items():
+            values[name] = self._value(other, None)
+        return Fields(values, self._source, self._prefix, self._path)
+
+    def at(self, values: Mapping[str, Any], path: str) -> Fields:
+        """Fields of an object found inside these at ``path``."""
+        return Fields(values, self._source, path=f"{self._path}{self._prefix}{path}")
 
     def sequence(self, name: str, length: int) -> list[Any]:
         """A list of ``length`` values."""

@@ -35,3 +35,12 @@ def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SpecError(f"{path}: holds no JSON object")
     return value
+
+
+def model_name(folder: Path) -> str:
+    """The model's name: that of its folder, or org/name in the Hugging Face cache."""
+    # The Hugging Face cache keeps org/name as models--org--name/snapshots/<commit>.
+    owner = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and owner.startswith("models--"):
+        return owner.removeprefix("models--").replace("--", "/")
+    return folder.name

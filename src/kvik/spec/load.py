@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from kvik.errors import SpecError
 from kvik.spec.config_json import spec_from_config
 from kvik.spec.gguf_model import spec_from_gguf
+from kvik.spec.gguf_plan import plan_from_gguf
+from kvik.spec.hf_config import plan_from_file
 from kvik.spec.model import ModelSpec
+from kvik.spec.presets import preset_spec, unknown
 
 
 def locate(path: str | Path) -> Path:
@@ -47,4 +51,33 @@ def load_spec(path: str | Path) -> ModelSpec:
         return spec_from_config(found) if is_config(found) else spec_from_gguf(found)
     except (ValueError, OSError) as error:
         # The dataclasses refuse what does not fit together (heads, rotary dimension).
+        raise SpecError(f"{path}: {error}") from error
+
+
+def find_spec(name: str | Path) -> ModelSpec:
+    """ModelSpec to plan with, of any known family: a file, a folder or a built-in name.
+
+    What the decoder can run is read as the decoder reads it. For everything else
+    ``ModelSpec.unrunnable`` holds the decoder's reason.
+    """
+    path = Path(name)
+    try:
+        if not path.exists() and path.suffix.lower() not in (".gguf", ".json"):
+            return preset_spec(str(name))
+    except (OSError, ValueError) as error:
+        # A name longer than any path, or with a zero byte.
+        raise SpecError(unknown(str(name))) from error
+    return _planned(path)
+
+
+def _planned(path: Path) -> ModelSpec:
+    try:
+        return load_spec(path)
+    except SpecError as error:
+        reason = error
+    try:
+        found = locate(path)
+        read = plan_from_file if is_config(found) else plan_from_gguf
+        return replace(read(found), unrunnable=str(reason))
+    except (ValueError, OSError) as error:
         raise SpecError(f"{path}: {error}") from error

@@ -202,10 +202,10 @@ class ModelSpec:
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:
-        """Any model to plan with: a .gguf file, a config.json or a folder; SpecError on any fault.
+        """Any model to plan with: a .gguf file, config.json, folder or built-in name.
 
-        ``load_spec`` reads only what the decoder can run.
+        SpecError on any fault. ``load_spec`` reads only what the decoder can run.
         """
-        from kvik.spec.load import load_spec
+        from kvik.spec.load import find_spec
 
-        return load_spec(path)
+        return find_spec(path)

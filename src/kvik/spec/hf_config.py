@@ -1,0 +1,96 @@
+"""ModelSpec for planning from a Hugging Face configuration of any known family.
+
+The decoder's own reader (:mod:`kvik.spec.config_json`) knows fewer families and more of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvik.spec.families import FAMILIES, Family
+from kvik.spec.fields import Fields
+from kvik.spec.jsonfile import model_name, read_json
+from kvik.spec.kinds import Kind
+from kvik.spec.model import LayerSpec, ModelSpec
+from kvik.spec.names import FFN, HIDDEN, VOCAB, context, layer_count, pick, size
+
+# Where a model of several parts keeps its language model, in the order in which they are tried.
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+
+
+MAX_NESTED = 4
+
+
+def plan_from_file(path: Path) -> ModelSpec:
+    """:func:`plan_from_config` of a config.json."""
+    spec = plan_from_config(read_json(path), str(path), model_name(path.absolute().parent))
+    return replace(
+        spec, source=f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+    )
+
+
+def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> ModelSpec:
+    """What can be planned from a configuration; SpecError names the field that is in the way."""
+    fields, kind = _language_model(Fields(values, source))
+    family = _family(fields, kind)
+    fields = fields.renamed(family.names)
+    for key, value in family.defaults.items():
+        fields = fields.with_default(key, value)
+    width = pick(fields, FFN)
+    return ModelSpec(
+        name=name,
+        family=kind,
+        layers=_layers(fields, family),
+        context=context(fields),
+        vocab=size(fields, VOCAB),
+        hidden=size(fields, HIDDEN),
+        ffn=fields.integer(width) if type(fields.get(width)) is int else 0,
+        tied=fields.flag("tie_word_embeddings", family.tied),
+        source=source,
+    )
+
+
+def _language_model(fields: Fields) -> tuple[Fields, str]:
+    """The fields of the text model alone, and the name of its family."""
+    kind = fields.text("model_type", "")
+    for _ in range(MAX_NESTED):
+        part = next((n for n in NESTED if isinstance(fields.get(n), Mapping) and n in fields), None)
+        if part is None or not fields.get(part):
+            break
+        fields = fields.sub(part).or_else(fields, "tie_word_embeddings")
+        kind = fields.text("model_type", "") or kind
+    return fields, kind
+
+
+def _family(fields: Fields, kind: str) -> Family:
+    if not kind:
+        raise fields.fault(f"the field {fields.label('model_type')} is missing")
+    if kind not in FAMILIES:
+        raise fields.fault(
+            f"the field model_type is {kind[:80]!r}, whose cache is not known here; "
+            "known are " + ", ".join(sorted(FAMILIES))
+        )
+    return FAMILIES[kind]
+
+
+def _layers(fields: Fields, family: Family) -> tuple[LayerSpec, ...]:
+    count = layer_count(fields)
+    kinds = family.kinds(fields, count)
+    layers = tuple(_layer(fields, family, kind, index) for index, kind in enumerate(kinds))
+    return family.finish(fields, layers) if family.finish else layers
+
+
+def _layer(fields: Fields, family: Family, kind: Kind, index: int) -> LayerSpec:
+    if kind == "none":
+        return LayerSpec("state", 0, 0, 0, 0)
+    if kind == "state":
+        if family.state is None:
+            raise fields.fault(f"layer {index} is recurrent, which is not known of this family")
+        return LayerSpec("state", 0, 0, 0, 0, states=family.state(fields))
+    layer = family.layer(fields, kind, index)
+    if family.parallel and family.state is not None:
+        return replace(layer, states=family.state(fields))
+    return layer
