@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Float(Codec):
-    """K and V as floats: ``fp32``, ``fp16`` or ``bf16``.
+    """K and V as floats: ``fp32``, ``fp16`` or ``bf16`` (``f32`` and ``f16`` mean the same).
 
     Use when: quality must not change at all (fp32), or memory is no concern (fp16, the default).
     Cost: 4 or 2 bytes per number. fp16 saturates at 65,504; bf16 has 8 bits of precision.
@@ -26,6 +26,8 @@ class Float(Codec):
         "fp32": {"dtype": "float32"},
         "fp16": {"dtype": "float16"},
         "bf16": {"dtype": "bfloat16"},
+        "f32": {"dtype": "float32"},
+        "f16": {"dtype": "float16"},
     }
     examples: ClassVar = ("fp32", "fp16", "bf16")
 
