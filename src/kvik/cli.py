@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -167,7 +167,7 @@ def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any)
 )
 @click.pass_context
 def bench(ctx: click.Context) -> None:
-    """Measure what sharing one pool of pages is worth."""
+    """Measure time per token, and what sharing one pool of pages is worth."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -270,6 +270,84 @@ def serving(as_json: bool, **options: Any) -> int:
     from kvik.commands.bench_serving import ServingOptions, report_serving
 
     return report_serving(ServingOptions(as_json=as_json, **options))
+
+
+def _timing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that ``bench decode`` and ``bench prefill`` have in common."""
+    for option in (
+        _JSON,
+        click.option("--out", type=click.Path(), help="Folder for the .jsonl and .svg files."),
+        click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62)),
+        click.option(
+            "--rounds",
+            default=3,
+            show_default=True,
+            type=click.IntRange(1, 1000),
+            help="Turns of every recipe.",
+        ),
+        click.option(
+            "--batch",
+            "batches",
+            multiple=True,
+            type=click.IntRange(1, 1024),
+            help="Sequences at once; may be repeated.",
+        ),
+        click.option(
+            "--context",
+            "contexts",
+            multiple=True,
+            type=click.IntRange(1),
+            help="Tokens of each; may be repeated.  [default: 512, 2000, 4000, 8000]",
+        ),
+        click.option(
+            "--kv",
+            "recipes",
+            multiple=True,
+            help="Recipe; may be repeated.  [default: fp16, int8, int4]",
+        ),
+        click.argument("model", default="smollm2-135m"),
+    ):
+        command = option(command)
+    return command
+
+
+@bench.command(
+    epilog="kvik bench decode --out out/decode\n"
+    "kvik bench decode ./model.gguf --kv int8 --kv int4 --context 8000 --batch 1 --json"
+)
+@_timing
+@click.option(
+    "--steps", default=8, show_default=True, type=click.IntRange(1, 10_000), help="Of a turn."
+)
+def decode(**options: Any) -> None:
+    """Measure the time of a decode step against context and batch, beside its floor.
+
+    The floor is the packed weights plus all K and V held, over the bandwidth of a plain read loop
+    on this machine. Caches are filled with random K and V; no prompt is computed. Batches are 1, 8
+    and 16 unless given.
+    """
+    from kvik.commands.bench_decode import DecodeOptions, report_decode
+
+    report_decode(DecodeOptions("decode", **options))
+
+
+@bench.command(
+    epilog="kvik bench prefill --out out/prefill\n"
+    "kvik bench prefill smollm2-135m --kv int8 --context 4096 --rounds 1 --json"
+)
+@_timing
+@click.option(
+    "--chunk",
+    default=512,
+    show_default=True,
+    type=click.IntRange(1, 65_536),
+    help="Tokens of a step, shared by the sequences.",
+)
+def prefill(**options: Any) -> None:
+    """Measure how long computing whole prompts takes, against length and batch (1 unless given)."""
+    from kvik.commands.bench_decode import DecodeOptions, report_decode
+
+    report_decode(DecodeOptions("prefill", **options))
 
 
 @cli.command(epilog="kvik doctor\nkvik doctor --json")
