@@ -207,9 +207,11 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", "hot"),
+        ("temperature", 10**400),
         ("top_k", -1),
         ("top_k", 1.5),
         ("top_k", True),
+        ("top_k", 10**400),
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_p", math.nan),
@@ -217,6 +219,9 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.inf),
+        ("repetition_penalty", 10**400),
+        ("repetition_penalty", 1e-320),
+        ("repetition_penalty", 1e308),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 0.5),
@@ -226,6 +231,30 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
 def test_parameters_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(KvikError, match=f"{name} is .*; it must be"):
         Sampling(**{name: value})
+
+
+def test_parameters_are_plain_floats() -> None:
+    """Whole numbers are taken too; what follows never meets one."""
+    sampling = Sampling(temperature=2, top_p=1, min_p=0, repetition_penalty=2)
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        assert type(getattr(sampling, name)) is float
+    assert sampling == Sampling(temperature=2.0, repetition_penalty=2.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_that_leaves_the_numbers_is_an_error(temperature: float) -> None:
+    """Logits near the ends of float64 do; impossible tokens stay impossible and are none."""
+    for first, penalty in ((1e307, 1e-3), (-1e307, 1e3)):
+        options = Sampling(temperature=temperature, repetition_penalty=penalty)
+        with pytest.raises(KvikError, match="repetition penalty"):
+            after([first, 0.0], options)
+        assert after([-math.inf, 0.0], options) == 1
+
+
+def after(logits: list[float], sampling: Sampling) -> int:
+    """The token that follows token 0, from logits in float64."""
+    table = torch.tensor(logits, dtype=torch.float64)
+    return sample(table, sampling, history=(0,), sample=0, position=1)
 
 
 def test_log_probabilities_are_the_models_own_in_double_precision() -> None:

@@ -47,6 +47,7 @@ class BeamParams:
         penalty = self.length_penalty
         if type(penalty) not in (int, float) or not -10 <= penalty <= 10:
             raise KvikError(f"length_penalty is {penalty!r}; it must be from -10 to 10")
+        object.__setattr__(self, "length_penalty", float(penalty))
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise KvikError(
                 f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'"

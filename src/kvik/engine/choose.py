@@ -18,7 +18,8 @@ Alternatives = tuple[float, tuple[tuple[int, float], ...]]
 def choose(rows: Tensor, branches: Sequence[Branch]) -> list[Chosen]:
     """A token for each branch from its row of ``rows`` [len(branches), vocab].
 
-    A row that allows none gives its error, so that one sequence cannot end the others'.
+    A row that allows none gives its error, so that one sequence cannot end the others', nor bring
+    every step to a halt. Only a lack of memory is nobody's own and is raised.
     """
     # The likeliest tokens of all rows at once: the same that `sample` takes, ties included.
     table = rows.detach().float().cpu().numpy()
@@ -39,9 +40,18 @@ def choose(rows: Tensor, branches: Sequence[Branch]) -> list[Chosen]:
                 sample=request.sample + branch.index,
                 position=branch.known,
             )
-        except KvikError as error:
-            chosen[i] = error
+        except MemoryError:
+            raise
+        except Exception as error:
+            chosen[i] = as_refusal(error)
     return chosen
+
+
+def as_refusal(error: Exception) -> KvikError:
+    """What one sequence ends with when its own numbers or options were to blame."""
+    if isinstance(error, KvikError):
+        return error
+    return KvikError(f"its next token could not be chosen: {type(error).__name__}: {error}")
 
 
 def alternatives(row: Tensor, token: int, count: int) -> Alternatives:

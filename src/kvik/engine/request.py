@@ -88,11 +88,13 @@ class Request:
         if type(self.stop) is not tuple or not all(type(s) is str and s for s in self.stop):
             raise KvikError("stop is a list of texts, none of them empty")
         count = self.logprobs
-        if count is not None and not (type(count) is int and count >= 0):
+        if count is not None and not (type(count) is int and 0 <= count < 2**31):
             raise KvikError("logprobs is the number of alternatives beside each token, 0 or more")
         end = self.deadline
         if end is not None and not (type(end) in (int, float) and 0 < end <= LONGEST_DEADLINE):
             raise KvikError("a deadline is a number of seconds from now, over 0 and at most 1e9")
+        if end is not None:
+            object.__setattr__(self, "deadline", float(end))
         if type(self.domain) is not str or not self.domain.isprintable():
             raise KvikError("a domain is a text of printable characters that names a tenant")
         if type(self.share) is not bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,15 @@ from kvik.errors import KvikError
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+MOST = float_info.max  # whole numbers can be larger, and are no floats then
 
-# For each parameter: its types, whether a value is in range (no NaN is), and how to say so.
-_RANGES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
-    "temperature": (int | float, lambda x: 0 <= x < inf, "0 (the likeliest token) or more"),
-    "top_k": (int, lambda x: x >= 0, "a whole number, 0 for all tokens"),
-    "top_p": (int | float, lambda x: 0 < x <= 1, "over 0 and at most 1 (all tokens)"),
-    "min_p": (int | float, lambda x: 0 <= x <= 1, "from 0 (all tokens) to 1"),
-    "repetition_penalty": (int | float, lambda x: 0 < x < inf, "over 0; 1 is none"),
+# For each parameter: its type, whether a value is in range (no NaN is), and how to say so.
+_RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "temperature": (float, lambda x: 0 <= x <= MOST, "0 (the likeliest token) or more"),
+    "top_k": (int, lambda x: 0 <= x < 1 << 63, "a whole number, 0 for all tokens"),
+    "top_p": (float, lambda x: 0 < x <= 1, "over 0 and at most 1 (all tokens)"),
+    "min_p": (float, lambda x: 0 <= x <= 1, "from 0 (all tokens) to 1"),
+    "repetition_penalty": (float, lambda x: 1e-3 <= x <= 1e3, "from 0.001 to 1000; 1 is none"),
     "seed": (int, lambda x: 0 <= x < 1 << 64, "a whole number from 0 to 2**64 - 1"),
 }
 
@@ -46,7 +48,8 @@ class Sampling:
     ``temperature``: 0 for the likeliest token, 1 for the model's distribution. ``top_k``: keep
     that many tokens, 0 for all. ``top_p``: keep the fewest likeliest tokens whose probabilities
     reach it. ``min_p``: keep tokens at least that share of the likeliest one's probability.
-    ``repetition_penalty``: over 1 makes tokens of the history less likely. ``seed``: below 2**64.
+    ``repetition_penalty``: over 1 makes tokens of the history less likely; 0.001 to 1,000.
+    ``seed``: below 2**64.
     """
 
     temperature: float = 0.0
@@ -57,10 +60,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, (kinds, fits, wanted) in _RANGES.items():
+        for name, (kind, fits, wanted) in _RANGES.items():
             value = getattr(self, name)
+            kinds = (int, float) if kind is float else kind
             if isinstance(value, bool) or not (isinstance(value, kinds) and fits(value)):
                 raise KvikError(f"{name} is {value!r}; it must be {wanted}")
+            object.__setattr__(self, name, kind(value))
 
 
 def sample(
@@ -70,7 +75,8 @@ def sample(
 
     ``logits``: [vocab]; -inf for tokens that cannot come. ``history``: the ids so far, prompt
     included. ``sample``: which of a request's parallel samples; ``position``: of the new token.
-    KvikError on NaN or +inf, and where no token is possible.
+    KvikError on NaN or +inf, where no token is possible, and where the penalty leaves a score that
+    is no finite number.
     """
     scores = _penalized(_scores(logits), sampling.repetition_penalty, history)
     if sampling.temperature == 0:
@@ -125,7 +131,13 @@ def _penalized(scores: Floats, penalty: float, history: Sequence[int]) -> Floats
         raise KvikError(f"the history holds ids outside the {scores.size} that have logits")
     scores = scores.copy()
     old = scores[seen]
-    scores[seen] = np.where(old > 0, old / penalty, old * penalty)
+    with np.errstate(over="ignore"):
+        scores[seen] = np.where(old > 0, old / penalty, old * penalty)
+    if (np.isfinite(scores[seen]) != np.isfinite(old)).any():
+        raise KvikError(
+            f"the repetition penalty {penalty} takes the model's logits out of range; use one "
+            "nearer to 1"
+        )
     return scores
 
 
