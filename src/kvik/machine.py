@@ -9,8 +9,6 @@ from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from kvik import env
 from kvik.errors import KvikError
 
@@ -98,6 +96,8 @@ def threads() -> int:
 
 def memory_limit() -> int:
     """Bytes of memory that this process may use: the machine's, or the cgroup's if less."""
+    import psutil  # not at the top: what only reads sizes shall not wait for it
+
     total: int = psutil.virtual_memory().total
     limit, _ = _cgroup_memory()
     return total if limit is None else min(total, limit)
@@ -105,6 +105,8 @@ def memory_limit() -> int:
 
 def available_memory() -> int:
     """Bytes that can be allocated now without swapping, within the cgroup's limit."""
+    import psutil
+
     available: int = psutil.virtual_memory().available
     limit, used = _cgroup_memory()
     return available if limit is None else max(0, min(available, limit - used))

@@ -40,7 +40,7 @@ def kv_bytes(plan: Plan, seen: int) -> KVBytes:
         tail = page_count(group.tail_ranges(seen), group.tokens)
         pages += main * group.main.nbytes + tail * (group.tail.nbytes if group.tail else 0)
         tables += (main + tail) * 2 * TABLE_ENTRY
-    state = sum(4 * math.prod(s.state_shape) for s in plan.spec.layers if s.kind == "state")
+    state = sum(layer.state_bytes for layer in plan.spec.layers)
     return KVBytes(pages, tables, state)
 
 

@@ -1,0 +1,164 @@
+"""What every engine answers: bytes of a request, tokens of a pool, memory it leaves for KV."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kvik.errors import KvikError
+from kvik.plan.express import Expressed, express
+from kvik.plan.ranks import Parallel, Rank
+from kvik.recipe import Recipe
+from kvik.spec.model import Extra, LayerSpec
+
+GIB = 1 << 30
+CHUNK = 512  # tokens of a step where the engine says nothing
+LONGEST = 1 << 40  # where a search for the longest context ends
+
+
+@dataclass(frozen=True)
+class CacheType:
+    """How an engine stores a token of a layer, in bytes.
+
+    ``head`` takes the channels of K and V of one KV head, ``latent`` the width of a latent row and
+    how many of its channels carry the position, ``side`` the width of a side stream's row. None:
+    the engine does not store such layers in this type.
+    """
+
+    name: str
+    head: Callable[[int, int], int]
+    latent: Callable[[int, int], int] | None = None
+    side: Callable[[int], int] | None = None
+
+    def row(self, layer: LayerSpec) -> int:
+        """K and V of one token, all heads; KvikError where this type cannot hold them."""
+        if not layer.caches_tokens:
+            return 0
+        if layer.kind != "latent":
+            return layer.kv_heads * self.head(layer.k_dim, layer.v_dim)
+        if self.latent is None:
+            raise KvikError(f"{self.name} cannot store the latent rows of MLA; write fp16 or fp8")
+        return self.latent(layer.k_dim, layer.rope_dim)
+
+    def extra(self, stream: Extra) -> int:
+        """One row of a side stream."""
+        if self.side is None:
+            return self.head(stream.dim, 0)
+        return self.side(stream.dim)
+
+
+def plain(name: str, nbytes: int) -> CacheType:
+    """Floats of ``nbytes`` bytes, without scales."""
+    return CacheType(name, lambda k, v: nbytes * (k + v), lambda d, _: nbytes * d)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is planned: the devices' parts, the recipe or the engine's own type, the load."""
+
+    ranks: tuple[Rank, ...]
+    recipe: Recipe | None
+    kv: str
+    parallel: Parallel = field(default_factory=Parallel)
+    inflight: int | None = None
+    memory: int | None = None
+
+
+class Engine(ABC):
+    """One engine and its rules; all figures are for the fullest device.
+
+    ``types`` are its own cache types, ``exact`` and ``nearest`` the recipe words they stand for.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    types: ClassVar[Mapping[str, CacheType]] = {}
+    exact: ClassVar[Mapping[str, str]] = {}
+    nearest: ClassVar[Mapping[str, str]] = {}
+    pairs: ClassVar[bool] = False
+    inflight_default: ClassVar[int] = 0
+    rule: ClassVar[str]
+    fit_rule: ClassVar[str]
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @property
+    def inflight(self) -> int:
+        """Tokens that one step may add to a request."""
+        given = self.setting.inflight
+        return self.inflight_default if given is None else given
+
+    def step_tokens(self, context: int) -> int:
+        """Tokens that one step computes at most."""
+        return self.inflight or CHUNK
+
+    @property
+    def expressed(self) -> Expressed:
+        """The engine's types for K and V."""
+        if self.setting.recipe is None:
+            return Expressed(self.setting.kv, self.setting.kv)
+        return express(self.setting.recipe, self.exact, self.nearest, pairs=self.pairs)
+
+    @property
+    def kind(self) -> CacheType:
+        """How rows are stored; K's type where V has another."""
+        return self.types[self.expressed.k]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader has to know about the engine's figures."""
+        notes = [f"{self.title}: {lost}" for lost in self.expressed.lost]
+        if self.types and self.kind.name != self.types[self.expressed.k].name:
+            notes.append(f"{self.title} stores this model's rows as {self.kind.name}")
+        return notes
+
+    @abstractmethod
+    def rank_bytes(self, rank: Rank, context: int) -> int:
+        """Bytes that one request of ``context`` tokens reserves on a device."""
+
+    def request_bytes(self, context: int) -> int:
+        """The same on the fullest device."""
+        return max(self.rank_bytes(rank, context) for rank in self.setting.ranks)
+
+    def concurrency(self, available: int, context: int) -> float | None:
+        """Requests of ``context`` tokens that ``available`` bytes a device hold at once."""
+        each = self.request_bytes(context)
+        return available / each if each else None
+
+    def pool_tokens(self, available: int, context: int) -> int | None:
+        """Tokens that ``available`` bytes hold, as the engine's log counts them."""
+        return self.longest(available)
+
+    def longest(self, available: int, batch: int = 1) -> int | None:
+        """The longest context of ``batch`` requests; None where every length fits."""
+        return most(lambda n: batch * self.request_bytes(n) <= available)
+
+    @abstractmethod
+    def budget(self, memory: int, weights: int, activations: int) -> int:
+        """Bytes of a device's ``memory`` that are left for KV; below zero where none are."""
+
+
+def latent_kind(engine: Engine, kind: CacheType, otherwise: str) -> CacheType:
+    """``kind``, or a type that holds latent rows where a recipe was taken for one that does not."""
+    layers = (layer for rank in engine.setting.ranks for layer in rank.spec.layers)
+    cannot = kind.latent is None and engine.setting.recipe is not None
+    return engine.types[otherwise] if cannot and any(y.kind == "latent" for y in layers) else kind
+
+
+def most(fits: Callable[[int], bool]) -> int | None:
+    """The largest n for which ``fits``, 0 if none; None where all up to 2^40 do."""
+    if fits(LONGEST):
+        return None
+    low, high = 0, LONGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def up(number: int, multiple: int) -> int:
+    """Rounded up."""
+    return -(-number // multiple) * multiple
