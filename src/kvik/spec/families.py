@@ -54,7 +54,7 @@ _NAMES: dict[str, Family] = {
     "baichuan glm glm4 glm4v_text glm4_moe glm4v_moe_text minicpm exaone seed_oss arcee apertus "
     "bitnet dots1 minimax_m2 jais2 helium solar_open xverse orion qwen": Family(),
     "gemma cohere ernie4_5 ernie4_5_moe smollm3 palm hunyuan_v1_dense": Family(tied=True),
-    "gpt2 gpt_neo opt bloom biogpt": Family(layer=heads.opt, tied=True),
+    "gpt2 opt bloom biogpt": Family(layer=heads.opt, tied=True),
     "falcon RefinedWeb RefinedWebModel gpt_bigcode": Family(layer=heads.falcon, tied=True),
     "chatglm": Family(layer=heads.chatglm),
     "mpt": Family(layer=heads.inner_config("attn_config"), tied=True),
@@ -102,7 +102,7 @@ _NAMES: dict[str, Family] = {
     ),
     "jamba": Family(kinds.jamba, state=states.mamba1),
     "bamba": Family(kinds.bamba, state=states.mamba2),
-    "granitemoehybrid": Family(kinds.bamba, state=states.mamba2, tied=True),
+    "granitemoehybrid": Family(kinds.bamba, state=states.mamba2),
     "nemotron_h": Family(kinds.nemotron_h, state=states.mamba2),
     "falcon_h1": Family(kinds.heedless, state=states.mamba2, parallel=True),
     "mamba falcon_mamba": Family(kinds.recurrent, state=states.mamba1, tied=True),

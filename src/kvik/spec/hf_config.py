@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvik.spec.count import count_params
 from kvik.spec.families import FAMILIES, Family
 from kvik.spec.fields import Fields
 from kvik.spec.jsonfile import model_name, read_json
@@ -40,7 +41,7 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
     for key, value in family.defaults.items():
         fields = fields.with_default(key, value)
     width = pick(fields, FFN)
-    return ModelSpec(
+    spec = ModelSpec(
         name=name,
         family=kind,
         layers=_layers(fields, family),
@@ -51,6 +52,7 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
         tied=fields.flag("tie_word_embeddings", family.tied),
         source=source,
     )
+    return replace(spec, params=count_params(fields, spec))
 
 
 def _language_model(fields: Fields) -> tuple[Fields, str]:

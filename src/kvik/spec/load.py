@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from kvik.errors import SpecError
+from kvik.errors import KvikError, SpecError
 from kvik.spec.config_json import spec_from_config
 from kvik.spec.gguf_model import spec_from_gguf
 from kvik.spec.gguf_plan import plan_from_gguf
@@ -71,13 +71,19 @@ def find_spec(name: str | Path) -> ModelSpec:
 
 
 def _planned(path: Path) -> ModelSpec:
+    found = locate(path)
     try:
-        return load_spec(path)
+        spec, reason = load_spec(found), None
     except SpecError as error:
-        reason = error
+        spec, reason = None, error
     try:
-        found = locate(path)
-        read = plan_from_file if is_config(found) else plan_from_gguf
-        return replace(read(found), unrunnable=str(reason))
-    except (ValueError, OSError) as error:
-        raise SpecError(f"{path}: {error}") from error
+        planned = plan_from_file(found) if is_config(found) else plan_from_gguf(found)
+    except (KvikError, ValueError, OSError) as error:
+        if spec is not None:
+            return spec
+        raise SpecError(
+            str(error) if isinstance(error, KvikError) else f"{path}: {error}"
+        ) from error
+    if spec is None:
+        return replace(planned, unrunnable=str(reason))
+    return replace(spec, params=planned.params, source=planned.source)
