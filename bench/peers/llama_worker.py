@@ -8,6 +8,7 @@ shifted to its place: what is attended to does not change the time, how much of 
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
 from typing import Any
 
@@ -58,7 +59,9 @@ class Llama:
         single = sequences == 1
         params.n_seq_max = 2 if single else sequences
         params.kv_unified = single
-        params.n_ctx = sequences * (-(-tokens // 256) * 256)
+        # Whole blocks are copied, and what is too much of the last one is given up again.
+        unit = BLOCK if single else 256
+        params.n_ctx = sequences * -(-tokens // unit) * unit
         params.n_batch, params.n_ubatch = BATCH, 512
         params.n_threads = params.n_threads_batch = self.settings["threads"]
         params.flash_attn_type = int(self.settings["flash"])
@@ -82,7 +85,7 @@ class Llama:
         else:
             many, self.context = self.context, self._context(tokens + 1, 1)
             self._fill_one(tokens)
-            state = self._state()
+            state = _spread(self._state(), tokens, sequences)
             lib.llama_free(self.context)
             self.context = many
             for sequence in range(sequences):
@@ -92,9 +95,11 @@ class Llama:
 
     def _fill_one(self, tokens: int) -> None:
         lib.llama_memory_clear(self.memory, True)
-        self._prompt(0, min(tokens, BLOCK))
+        # The cache of sliding layers is too short to be put together of blocks.
+        block = tokens if lib.llama_model_n_swa(self.model) else min(tokens, BLOCK)
+        self._prompt(0, block)
         state = self._state()
-        for start in range(BLOCK, tokens, BLOCK):
+        for start in range(block, tokens, block):
             self._restore(state, 1)
             lib.llama_memory_seq_add(self.memory, 1, 0, -1, start)
             lib.llama_memory_seq_cp(self.memory, 1, 0, start, tokens)
@@ -155,6 +160,17 @@ class Llama:
         lib.llama_batch_free(batch)
         if code:
             raise ValueError(f"llama_decode returned {code}")
+
+
+def _spread(state: Any, tokens: int, streams: int) -> Any:
+    """A sequence's state as a cache of so many streams takes it: all but one of them empty.
+
+    The state begins with the number of streams and the tokens in the first of them.
+    """
+    raw, head = bytes(state), struct.pack("<II", 1, tokens)
+    at = raw.index(head, 0, 64)
+    whole = raw[:at] + struct.pack("<I", streams) + raw[at + 4 :] + bytes(4 * (streams - 1))
+    return (ctypes.c_uint8 * len(whole)).from_buffer_copy(whole)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ ROWS = {
         Row("prefill-4096-others", "smollm2", "prefill", 4096, 1, (INT8, *IK, VLLM)),
         Row("decode-8x4096", "smollm2", "decode", 4096, 8, (INT8, INT4, *LLAMA[:3], VLLM)),
         Row("decode-16x2000", "smollm2", "decode", 2000, 16, (INT8, INT4, *LLAMA[:3], VLLM)),
-        Row("gemma-8192", "gemma3", "decode", 8192, 1, (INT8, INT4, *LLAMA[:3])),
+        Row("gemma-8192", "gemma3", "decode", 8192, 1, (INT8, INT4, LLAMA[0])),
         Row("llama-1b-4096", "llama-1b", "decode", 4096, 1, (INT8, INT4, *LLAMA[:3])),
         Row("llama-8b-4096", "llama-8b", "decode", 4096, 1, (INT8, *LLAMA[:3])),
     )
