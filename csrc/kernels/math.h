@@ -24,6 +24,6 @@ static inline float exp(float x) {
 }
 // tanh(x) by e^2x; absolute error below 1e-6.
 static inline f8 tanh(f8 x) {
-    const f8 e = exp(min(max(x, splat(-20.0f)), splat(20.0f)) * splat(2.0f));
+    const f8 e = exp(max(splat(-20.0f), min(splat(20.0f), x)) * splat(2.0f));  // keeps NaN
     return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
 }

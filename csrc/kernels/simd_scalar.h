@@ -130,4 +130,26 @@ static inline f8 load_bfloat(const std::uint16_t* p) {
     return r;
 }
 static inline void prefetch(const void*) {}
+template <bool SIGNED>
+static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std::int16_t* to,
+                                   int stride) {
+    for (int j = 0; j < 8; ++j)
+        for (int i = 0; i < 16; ++i) {
+            const std::uint8_t code = src[i / 2][at + 2 * j + i % 2];
+            to[j * stride + i] = SIGNED ? static_cast<std::int8_t>(code) : code;
+        }
+}
+static inline void transpose(f8 x[8]) {
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < i; ++j) std::swap(x[i].v[j], x[j].v[i]);
+}
+static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+    KVIK_EACH(16) {
+        to[2 * i] = from[i] & 15;
+        to[2 * i + 1] = from[i] >> 4;
+    }
+}
+static inline void store_narrow(std::int16_t* p, i8x a) {
+    KVIK_EACH(8) p[i] = static_cast<std::int16_t>(a.v[i]);
+}
 #undef KVIK_EACH

@@ -145,3 +145,63 @@ static inline f8 load_bfloat(const std::uint16_t* p) {
 static inline void prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }
+
+// Eight tokens' codes [8][16], from src[i] + at, as pairs of neighbours: row j of the result, at
+// to + j * stride, holds pair j of all eight tokens, widened to 16 bits.
+template <bool SIGNED>
+static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std::int16_t* to,
+                                   int stride) {
+    __m128i x[8], y[8];
+    for (int i = 0; i < 8; ++i)
+        x[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[i] + at));
+    for (int i = 0; i < 4; ++i) {
+        y[2 * i] = _mm_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+        y[2 * i + 1] = _mm_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        x[4 * i] = _mm_unpacklo_epi32(y[4 * i], y[4 * i + 2]);
+        x[4 * i + 1] = _mm_unpackhi_epi32(y[4 * i], y[4 * i + 2]);
+        x[4 * i + 2] = _mm_unpacklo_epi32(y[4 * i + 1], y[4 * i + 3]);
+        x[4 * i + 3] = _mm_unpackhi_epi32(y[4 * i + 1], y[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        y[2 * i] = _mm_unpacklo_epi64(x[i], x[i + 4]);
+        y[2 * i + 1] = _mm_unpackhi_epi64(x[i], x[i + 4]);
+    }
+    for (int j = 0; j < 8; ++j) {
+        const __m256i wide = SIGNED ? _mm256_cvtepi8_epi16(y[j]) : _mm256_cvtepu8_epi16(y[j]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * stride), wide);
+    }
+}
+// Row i of the result is column i of x.
+static inline void transpose(f8 x[8]) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; ++i) {
+        a[2 * i] = _mm256_unpacklo_ps(x[2 * i].v, x[2 * i + 1].v);
+        a[2 * i + 1] = _mm256_unpackhi_ps(x[2 * i].v, x[2 * i + 1].v);
+    }
+    for (int i = 0; i < 2; ++i) {
+        b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+        b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
+        b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+        b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+        x[i].v = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        x[i + 4].v = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+// Sixteen bytes of two 4-bit codes each, as 32 bytes of one, the low half of each byte first.
+static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+    const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(v, mask);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(low, high));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi8(low, high));
+}
+// Eight 32-bit numbers that fit, as 16-bit ones.
+static inline void store_narrow(std::int16_t* p, i8x a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1)));
+}

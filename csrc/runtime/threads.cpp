@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -32,7 +33,11 @@ constexpr std::chrono::microseconds SPIN{150};
 class Pool {
 public:
     explicit Pool(int workers) {
-        for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+        try {
+            for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {
+            // The system grants no more threads: those that there are do the work.
+        }
     }
 
     ~Pool() {
@@ -59,7 +64,11 @@ public:
         drain();
         // Nothing is left to take: whoever has not come by now is not waited for.
         open_.store(false);
-        while (running_.load() > 0) pause();
+        for (int turn = 0; running_.load() > 0; ++turn) {
+            pause();
+            // Where others hold the cores, a worker in its last item may wait for this one.
+            if (turn > 2000) std::this_thread::yield();
+        }
     }
 
 private:
@@ -111,7 +120,7 @@ std::mutex& gate() {  // held by whoever uses the pool
     return *one;
 }
 Pool* pool = nullptr;
-int wanted = 1;
+std::atomic<int> wanted{1};
 thread_local bool inside = false;
 
 #if !defined(_WIN32)
