@@ -400,6 +400,29 @@ def plan(**options: Any) -> None:
     plan_model(PlanOptions(**options))
 
 
+@cli.command(
+    epilog="kvik export meta-llama/Llama-3.1-8B --kv fp8 --engine vllm --context 32768\n"
+    "kvik export ./model.gguf --kv q8_0/q4_0 --engine llamacpp --batch 4"
+)
+@_MODEL
+@click.option("--kv", required=True, help="Recipe, or a type of the engine.")
+@click.option("--engine", required=True, help="vllm, sglang, llamacpp, trtllm or transformers.")
+@click.option("--context", type=click.IntRange(1, 2**31), help="Tokens.  [default: the model's]")
+@click.option("--batch", default=1, show_default=True, type=click.IntRange(1, 10**6))
+@click.option("--tp", default=1, type=click.IntRange(1, 4096), help="Tensor parallel devices.")
+@click.option("--cp", default=1, type=click.IntRange(1, 4096), help="Context parallel.")
+@click.option("--pp", default=1, type=click.IntRange(1, 4096), help="Pipeline stages.")
+@_JSON
+def export(model: str, tp: int, cp: int, pp: int, **options: Any) -> None:
+    """Print how to start another engine with a recipe, and what that engine leaves out.
+
+    The command goes to standard output, what cannot be said to standard error.
+    """
+    from kvik.commands.export import export_recipe
+
+    export_recipe(model, parallel=(tp, cp, pp), **options)
+
+
 @cli.command(epilog="kvik doctor\nkvik doctor --json")
 @_JSON
 def doctor(as_json: bool) -> None:

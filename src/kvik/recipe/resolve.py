@@ -148,7 +148,7 @@ def _retention(
         if not isinstance(stage, Evicting | Positional):
             reasons.append(f"{str(stage)!r} must derive from Positional or Evicting")
     # A layer that slides by design never sees past its own window, whatever the recipe keeps.
-    own = Kept(layer.window) if layer.kind == "sliding" else Kept()
+    own = Kept(layer.window) if layer.kind in ("sliding", "latent") else Kept()
     if evicting and own.window is None:
         return own, evicting[0]
     sinks = max((s.first for s in positional), default=0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from kvik.errors import KvikError
-from kvik.plan.express import Expressed, express
+from kvik.plan.express import Expressed, Language, express
 from kvik.plan.ranks import Parallel, Rank
 from kvik.recipe import Recipe
 from kvik.spec.model import Extra, LayerSpec
@@ -69,15 +70,13 @@ class Setting:
 class Engine(ABC):
     """One engine and its rules; all figures are for the fullest device.
 
-    ``types`` are its own cache types, ``exact`` and ``nearest`` the recipe words they stand for.
+    ``types`` are its own cache types, ``language`` says which of them stand for recipe words.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     types: ClassVar[Mapping[str, CacheType]] = {}
-    exact: ClassVar[Mapping[str, str]] = {}
-    nearest: ClassVar[Mapping[str, str]] = {}
-    pairs: ClassVar[bool] = False
+    language: ClassVar[Language] = Language({}, {})
     inflight_default: ClassVar[int] = 0
     rule: ClassVar[str]
     fit_rule: ClassVar[str]
@@ -95,12 +94,12 @@ class Engine(ABC):
         """Tokens that one step computes at most."""
         return self.inflight or CHUNK
 
-    @property
+    @cached_property
     def expressed(self) -> Expressed:
-        """The engine's types for K and V."""
+        """The recipe in the engine's words."""
         if self.setting.recipe is None:
             return Expressed(self.setting.kv, self.setting.kv)
-        return express(self.setting.recipe, self.exact, self.nearest, pairs=self.pairs)
+        return express(self.setting.recipe, self.language)
 
     @property
     def kind(self) -> CacheType:

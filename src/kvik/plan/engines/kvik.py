@@ -34,7 +34,7 @@ class Kvik(Engine):
             found[rank.start] = resolve(rank.recipe, rank.spec)
         return found
 
-    @property
+    @cached_property
     def expressed(self) -> Expressed:
         """A recipe is kvik's own language."""
         return Expressed(self.setting.kv, self.setting.kv)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kvik.plan.engines.base import GIB, CacheType, Engine, up
+from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
 
@@ -42,9 +43,11 @@ class LlamaCpp(Engine):
     name = "llamacpp"
     title = "llama.cpp"
     types: ClassVar = {name: _type(name) for name in BLOCKS}
-    exact: ClassVar = {"fp32": "f32", "fp16": "f16", **{name: name for name in BLOCKS}}
-    nearest: ClassVar = {"int8": "q8_0", "int4": "q4_1"}
-    pairs = True
+    language: ClassVar = Language(
+        {"fp32": "f32", "fp16": "f16", **{name: name for name in BLOCKS}},
+        {"int8": "q8_0", "int4": "q4_1"},
+        pairs=True,
+    )
     inflight_default = 512
     rule: ClassVar[str] = (
         "the context in cells, padded to 256, K and V in blocks of 32; windowed layers have cells "

@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar
 
-from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain
+from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain, up
+from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 
 SWA_SHARE = 0.8  # swa-full-tokens-ratio: tokens of the windowed pool for each of the full one
@@ -30,11 +31,14 @@ class Sglang(Engine):
     name = "sglang"
     title = "SGLang"
     types = TYPES
-    exact: ClassVar = {"bf16": "bfloat16", "fp16": "auto"}
-    nearest: ClassVar = {
-        **dict.fromkeys(("int8", "q8_0"), "fp8_e4m3"),
-        **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "fp4_mx_block16"),
-    }
+    language: ClassVar = Language(
+        {"bf16": "bfloat16", "fp16": "auto"},
+        {
+            **dict.fromkeys(("int8", "q8_0"), "fp8_e4m3"),
+            **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "fp4_mx_block16"),
+        },
+        page=1,
+    )
     inflight_default = 8192
     rule: ClassVar[str] = (
         "slots of one token; a windowed layer holds its window plus the tokens in flight; the "
@@ -81,6 +85,7 @@ class Sglang(Engine):
     def rank_bytes(self, rank: Rank, context: int) -> int:
         """Slots at the fullest moment of a request, and its state."""
         full, windows, side = self._rows(rank)
+        context = up(context, self.expressed.page or 1)
         share = -(-context // self.setting.parallel.cp)
         held = sum(row * min(context, w + self.inflight) for w, row in windows.items())
         return full * share + side * context + held + sum(y.state_bytes for y in rank.spec.layers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kvik.plan.engines.base import GIB, CacheType, Engine, plain
+from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
 
@@ -42,11 +43,13 @@ class Transformers(Engine):
     name = "transformers"
     title = "transformers"
     types = TYPES
-    exact: ClassVar = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    nearest: ClassVar = {
-        **dict.fromkeys(("int8", "q8_0"), "hqq-8"),
-        **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "quanto-4"),
-    }
+    language: ClassVar = Language(
+        {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
+        {
+            **dict.fromkeys(("int8", "q8_0"), "hqq-8"),
+            **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "quanto-4"),
+        },
+    )
     rule: ClassVar[str] = (
         "the tokens themselves; windowed and chunked layers keep their window less one; quantized "
         "caches keep the newest 128 tokens in 16 bits; convolutions keep one column more, states "

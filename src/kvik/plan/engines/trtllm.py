@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain, up
+from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
 
@@ -25,11 +26,15 @@ class TrtLlm(Engine):
     name = "trtllm"
     title = "TensorRT-LLM"
     types = TYPES
-    exact: ClassVar = {"fp16": "auto", "bf16": "auto"}
-    nearest: ClassVar = {
-        **dict.fromkeys(("int8", "q8_0"), "fp8"),
-        **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "nvfp4"),
-    }
+    language: ClassVar = Language(
+        {"fp16": "auto", "bf16": "auto"},
+        {
+            **dict.fromkeys(("int8", "q8_0"), "fp8"),
+            **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "nvfp4"),
+        },
+        windows=True,
+        page=8,
+    )
     rule: ClassVar[str] = (
         "blocks of 32 tokens (64 with an indexer); a windowed layer has whole blocks for its "
         "window and one more"
@@ -50,6 +55,8 @@ class TrtLlm(Engine):
         return latent_kind(self, TYPES[self.expressed.k], "fp8")
 
     def _block(self, rank: Rank) -> int:
+        if self.expressed.page is not None:
+            return self.expressed.page
         return INDEXED_BLOCK if any(layer.extra for layer in rank.spec.layers) else BLOCK
 
     def rank_bytes(self, rank: Rank, context: int) -> int:
@@ -63,7 +70,8 @@ class TrtLlm(Engine):
         if not layer.caches_tokens:
             return total
         whole = up(tokens, block)
-        held = min(whole, up(layer.window, block) + block) if layer.window else whole
+        windows = [w for w in (layer.window, self.expressed.window) if w]
+        held = min(whole, up(min(windows), block) + block) if windows else whole
         sides = sum(self.kind.extra(e) * (whole // e.ratio) for e in layer.extra)
         return total + held * self.kind.row(layer) + sides
 

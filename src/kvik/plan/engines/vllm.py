@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from kvik.errors import KvikError
 from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain, up
+from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
 
@@ -102,13 +103,17 @@ class Vllm(Engine):
     name = "vllm"
     title = "vLLM"
     types = TYPES
-    exact: ClassVar = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    nearest: ClassVar = {
-        "int8": "int8_per_token_head",
-        "q8_0": "int8_per_token_head",
-        "int4": "int4_per_token_head",
-        **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "int4_per_token_head"),
-    }
+    language: ClassVar = Language(
+        {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
+        {
+            "int8": "int8_per_token_head",
+            "q8_0": "int8_per_token_head",
+            "int4": "int4_per_token_head",
+            **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "int4_per_token_head"),
+        },
+        skips=True,
+        page=16,
+    )
     rule: ClassVar[str] = (
         "blocks of 16 tokens (MLA 64); a windowed layer reserves its window less one plus the "
         "tokens in flight, and one block more; pages of all layers are made as large as the "
@@ -167,12 +172,13 @@ class Vllm(Engine):
 
     def cached(self, rank: Rank) -> list[Cached]:
         """Every layer and side stream that takes blocks, with its own page size."""
-        found, count = [], len(rank.spec.layers)
+        found: list[Cached] = []
+        skipped = self._skipped(rank)
         states: list[int] = []
         for index, own in enumerate(rank.spec.layers):
             layer = self._expanded(rank, own) or own
             kind = self.kind
-            if kind.name.startswith("turbo") and not SKIPPED <= index < count - SKIPPED:
+            if rank.start + index in skipped:
                 kind = TYPES["auto"]
             if matrices := sum(p.nbytes for p in layer.states if p.name in ("recurrent", "conv")):
                 states.append(matrices)
@@ -188,8 +194,17 @@ class Vllm(Engine):
                 found.append(Cached("full", block, page))
         return self._with_states(found, states)
 
-    @staticmethod
-    def _block(layer: LayerSpec) -> int:
+    def _skipped(self, rank: Rank) -> set[int]:
+        """Layers in 16 bits: those that the recipe names, and TurboQuant's first and last."""
+        count = max(other.start + len(other.spec.layers) for other in self.setting.ranks)
+        found = {layer for scope in self.expressed.skipped for layer in scope.layers(count)}
+        if self.kind.name.startswith("turbo"):
+            found |= {*range(SKIPPED), *range(count - SKIPPED, count)}
+        return found
+
+    def _block(self, layer: LayerSpec) -> int:
+        if self.expressed.page is not None:
+            return self.expressed.page
         if layer.kind == "latent":
             return LATENT_BLOCK
         return INDEXED_BLOCK if layer.extra else BLOCK

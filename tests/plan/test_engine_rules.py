@@ -1,0 +1,190 @@
+"""How engines reserve: rules that receipts alone do not pin down."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plan.ask import GIB, ask, request
+
+from kvik.errors import KvikError
+from kvik.plan import kv_bytes
+from kvik.plan.engines import ENGINES
+from kvik.plan.engines.vllm import TYPES, Vllm
+from kvik.recipe import Recipe
+from kvik.spec import LayerSpec, ModelSpec
+from kvik.stages.ggml import TYPES as GGML
+from kvik.testing.stacks import pairwise
+
+MODELS = (
+    "llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "deepseek-v3", "deepseek-v3.2", "llama-4-scout",
+    "qwen3-next-80b-a3b", "jamba-v0.1", "falcon-h1-34b", "hunyuan-large", "mistral-7b-v0.1",
+    "deepseek-v4-flash", "whisper-large-v3", "minicpm3-4b", "mimo-v2-flash", "gemma-3n-e4b",
+)  # fmt: skip
+SMALL = ModelSpec(
+    "small",
+    "llama",
+    (
+        LayerSpec("full", 4, 2, 64, 64),
+        LayerSpec("sliding", 4, 2, 64, 64, window=48),
+        LayerSpec("full", 6, 2, 64, 64),
+    ),
+    context=4096,
+    vocab=96,
+    hidden=64,
+    ffn=128,
+)
+
+
+@pytest.mark.parametrize("recipe", pairwise())
+def test_kvik_reserves_what_its_allocator_allocates(recipe: str) -> None:
+    """The figure of ``kvik plan`` is the law that tests hold against the allocator."""
+    try:
+        plan = Recipe.parse(recipe).resolve(SMALL)
+    except KvikError:
+        return  # not a legal stack on these layers
+    for context in (1, 33, 500):
+        found = ask(SMALL, context, recipe)
+        assert found["engine"]["reserved_bytes_per_request"] == kv_bytes(plan, context).total
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(sorted(ENGINES)),
+    st.integers(1, 300_000),
+    st.integers(0, 5000),
+)
+def test_more_context_never_takes_less(model: str, engine: str, context: int, more: int) -> None:
+    shorter, longer = (ask(model, n, engine=engine) for n in (context, context + more))
+    for read in (
+        lambda a: a["kv"]["bytes"],
+        lambda a: a["engine"]["reserved_bytes_per_request"],
+    ):
+        assert read(shorter) <= read(longer)
+    inside = shorter["kv"]["bytes_per_token"] * context
+    assert shorter["kv"]["bytes"] - shorter["kv"]["state_bytes_per_sequence"] <= inside
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ["kvik", "vllm", "sglang", "llamacpp", "trtllm"])
+def test_reserved_is_at_least_the_data(model: str, engine: str) -> None:
+    """(transformers keeps a window less one: it holds less between two steps.)
+
+    kvik drops what no later query sees, one token of a window too.
+    """
+    for context in (100, 5000):
+        found = ask(model, context, engine=engine)
+        data = found["kv"]["bytes"]
+        if engine == "kvik":
+            data -= found["kv"]["bytes_per_token"]
+        assert found["engine"]["reserved_bytes_per_request"] >= data
+
+
+@pytest.mark.parametrize("model", MODELS[2::3])
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_what_is_said_to_fit_fits_and_one_more_does_not(model: str, engine: str) -> None:
+    found = ask(model, 2000, engine=engine, available=3 * GIB, batch=2)
+    longest, largest = found["max_context"], found["max_batch"]
+    assert found["fits"] == (largest >= 2)
+    if longest:
+        assert ask(model, longest, engine=engine, available=3 * GIB, batch=2)["fits"]
+        assert not ask(model, longest + 1, engine=engine, available=3 * GIB, batch=2)["fits"]
+    assert ask(model, 2000, engine=engine, available=3 * GIB, batch=largest)["fits"]
+    assert not ask(model, 2000, engine=engine, available=3 * GIB, batch=largest + 1)["fits"]
+
+
+def test_transformers_keeps_a_window_less_one() -> None:
+    found = ask("mistral-7b-v0.1", 10_000, engine="transformers")
+    assert found["engine"]["reserved_bytes_per_request"] == 4095 * 131_072
+
+
+def test_transformers_convolutions_have_one_column_more() -> None:
+    found = ask("qwen3-next-80b-a3b", 1, engine="transformers")
+    state = found["engine"]["reserved_bytes_per_request"] - 24_576
+    assert state == 36 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+
+
+def test_vllm_makes_attention_blocks_as_large_as_a_state() -> None:
+    """Qwen3-Next: 2,146,304 B of state over 2,048 B a token, in sixteens: 1,056 tokens."""
+    made = request("qwen3-next-80b-a3b", 4096, engine="vllm")
+    engine = made.engine_rules
+    assert isinstance(engine, Vllm)
+    groups, nbytes = engine.groups(engine.setting.ranks[0])
+    assert [g.block for g in groups if g.kind == "full"] == [1056]
+    assert len(groups) == 4
+    assert nbytes == 12 * 1056 * 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("bfloat16", 512), ("fp8", 256), ("int8_per_token_head", 264),
+        ("fp8_per_token_head", 264), ("int4_per_token_head", 136), ("nvfp4", 144),
+        ("turboquant_k8v4", 196), ("turboquant_4bit_nc", 134), ("turboquant_k3v4_nc", 118),
+        ("turboquant_3bit_nc", 102),
+    ],
+)  # fmt: skip
+def test_vllm_types_at_128_channels(name: str, nbytes: int) -> None:
+    assert TYPES[name].head(128, 128) == nbytes
+
+
+def test_turboquant_leaves_two_layers_at_either_end() -> None:
+    found = ask("llama-3.1-8b", 1600, "turboquant_3bit_nc", engine="vllm")
+    want = 1600 * 8 * (28 * 102 + 4 * 512)
+    assert found["engine"]["reserved_bytes_per_request"] == want
+
+
+@pytest.mark.parametrize("name", GGML)
+def test_llama_cpp_and_kvik_hold_the_same_data(name: str) -> None:
+    found = ask("llama-3.1-8b", 4096, name, engine="llamacpp")
+    assert found["engine"]["reserved_bytes_per_request"] == found["kv"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "share"),
+    [
+        ("llama-3.1-8b", 2, 2),  # 8 KV heads
+        ("llama-3.1-8b", 8, 8),
+        ("llama-3.1-8b", 16, 8),  # each head lies on two devices
+        ("deepseek-v3", 8, 1),  # latent rows lie on all
+        ("falcon-7b", 71, 1),
+    ],
+)
+def test_tensor_parallel(model: str, tp: int, share: int) -> None:
+    one, many = (ask(model, 4096, engine="vllm", tp=n) for n in (1, tp))
+    reserved = [f["engine"]["reserved_bytes_per_request"] for f in (one, many)]
+    assert reserved[0] == share * reserved[1]
+    assert one["kv"] == many["kv"], "data are counted once"
+    copies = any("times the KV of one copy" in note for note in many["notes"])
+    assert copies == (share < tp)
+
+
+def test_context_parallel_shards_tokens_and_not_windows() -> None:
+    reserved = [
+        ask("deepseek-v3", 8192, engine="vllm", tp=8, cp=n)["engine"]["reserved_bytes_per_request"]
+        for n in (1, 8)
+    ]
+    assert reserved[0] == 8 * reserved[1]
+    window = [
+        ask("mistral-7b-v0.1", 65_536, engine="sglang", tp=8, cp=n, inflight=1)["engine"]
+        for n in (1, 8)
+    ]
+    assert window[0] == window[1]
+    with pytest.raises(KvikError, match="must divide --tp"):
+        ask("llama-3.1-8b", 4096, engine="vllm", tp=2, cp=3)
+
+
+def test_pipeline_stages_have_their_layers_and_scopes() -> None:
+    """16 + 16 layers of which the first is in fp16: the first stage is the fuller one."""
+    found = ask("llama-3.1-8b", 32, "fp16@0+int8", pp=2)
+    want = 8 * 32 * 2 * (256 + 15 * 130) + 8
+    assert found["engine"]["reserved_bytes_per_request"] == want
+    with pytest.raises(KvikError, match="reads its cache"):
+        ask("gemma-3n-e4b", 4096, pp=5)
+
+
+@pytest.mark.parametrize(("tp", "why"), [(3, "query heads"), (5, "query heads")])
+def test_heads_that_cannot_be_shared_out(tp: int, why: str) -> None:
+    with pytest.raises(KvikError, match=why):
+        ask("llama-3.1-8b", 4096, tp=tp)

@@ -1,0 +1,176 @@
+"""Figures that people published from the logs of real runs, and what the planner says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.plan.ask import GIB, MIB, ask, request
+from tests.spec.test_presets import CONTEXTS, TABLE, UNITS, WITHOUT_INDEXER
+
+from kvik.plan.engines.sglang import Sglang
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
+def test_the_table_of_known_models(row: tuple[str, int, int, str, str, str]) -> None:
+    """Through the whole planner: data inside every window, growth, totals."""
+    name, inside, past, *totals = row
+    if name in WITHOUT_INDEXER:
+        return
+    for context, said in zip(CONTEXTS, totals, strict=True):
+        kv = ask(name, context)["kv"]
+        assert (kv["bytes_per_token"], kv["growth_bytes_per_token"]) == (inside, past)
+        number, unit = said.split()
+        bound = 0.51 * 10 ** -len(number.partition(".")[2])
+        data = kv["bytes"] - kv["state_bytes_per_sequence"]
+        assert data / UNITS[unit] == pytest.approx(float(number), abs=bound)
+
+
+# Model, context, options; then tokens of the pool as the log says them, and how exactly: logs
+# round the memory to 0.01 GiB.
+POOLS: list[tuple[str, int, dict[str, Any], float, int, float]] = [
+    ("gemma-4-31b", 262_144, {"engine": "vllm"}, 64.68, 626_949, 0),
+    ("minimax-m3", 262_144, {"engine": "vllm", "tp": 8}, 107.99, 2_558_976, 0),
+    ("llama-3.1-8b", 20_000, {"engine": "vllm"}, 2.89, 1478 * 16, 1e-3),
+    ("llama-3.1-8b", 20_000, {"engine": "vllm"}, 3.81, 1952 * 16, 1.1e-3),
+    ("mistral-small-4", 131_072, {"engine": "sglang", "tp": 4}, 52.22, 2_433_591, 1e-4),
+    ("llama-2-7b", 4096, {"engine": "trtllm"}, 69_524_783_104 / GIB, 132_608, 0),
+    ("qwen2.5-0.5b", 32_768, {"engine": "trtllm"}, 4.53, 395_776, 1e-3),
+]
+
+
+@pytest.mark.parametrize(("model", "context", "options", "gib", "tokens", "error"), POOLS)
+def test_tokens_of_a_pool(
+    model: str, context: int, options: dict[str, Any], gib: float, tokens: int, error: float
+) -> None:
+    found = ask(model, context, available=int(gib * GIB), **options)["engine"]["pool_tokens"]
+    assert found == pytest.approx(tokens, rel=error, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "context", "gib", "requests"),
+    [
+        ("gemma-4-26b-a4b", "fp8", 131_072, 54.14, 25.41),
+        ("llama-3.1-8b", "fp16", 20_000, 3.81, 1.56),
+    ],
+)
+def test_requests_at_once(model: str, kv: str, context: int, gib: float, requests: float) -> None:
+    found = ask(model, context, kv, engine="vllm", available=int(gib * GIB))
+    assert found["engine"]["max_concurrency"] == pytest.approx(requests, abs=0.005)
+
+
+def test_gpt_oss_reserves_windows_and_what_is_in_flight() -> None:
+    """32 requests of 8,192 tokens: 6.09 GiB of data, 12.00 GiB of blocks."""
+    found = ask("gpt-oss-20b", 8192, engine="vllm", batch=32)
+    assert found["kv"]["bytes"] == 32 * 12 * 2048 * (8192 + 128)
+    assert found["kv"]["bytes"] / GIB == pytest.approx(6.09, abs=0.005)
+    each = found["engine"]["reserved_bytes_per_request"]
+    assert 32 * each / GIB == pytest.approx(12.0, abs=0.02)
+    for inflight in (512, 2048, 8192):
+        found = ask("gpt-oss-20b", 8192, engine="vllm", inflight=inflight)
+        blocks = -(-min(127 + inflight, 8192) // 16)
+        want = 12 * 2048 * 8192 + 12 * 2048 * (16 * blocks + 16)
+        assert found["engine"]["reserved_bytes_per_request"] == want
+
+
+def test_gpt_oss_120b_blocks_of_the_old_log() -> None:
+    """5.38 GiB: 78,384 tokens by the log of the time, blocks of one of two groups."""
+    made = request("gpt-oss-120b", 131_072, engine="vllm")
+    groups, nbytes = made.engine_rules.groups(made.engine_rules.setting.ranks[0])  # type: ignore[attr-defined]
+    assert (len(groups), nbytes) == (2, 18 * 2048 * 16)
+    blocks = int(5.38 * GIB) // nbytes
+    assert blocks // 2 * 16 == pytest.approx(78_384, rel=1e-3)
+
+
+# llama.cpp's own log lines: full part and windowed part, in MiB.
+@pytest.mark.parametrize(
+    ("model", "context", "inflight", "mib"),
+    [
+        ("deepseek-v3", 32_768, None, 244 + 1952),
+        ("gemma-3-4b", 131_072, None, 2560 + 174),
+        ("gemma-4-e4b", 4096, 1024, 64 + 60),
+        ("gemma-4-e4b", 4096, 4096, 64 + 160),
+        ("lfm2-1.2b", 32_768, None, 384 + 10 * 2048 * 2 * 4 / MIB),
+    ],
+)
+def test_buffers_of_llama_cpp(model: str, context: int, inflight: int | None, mib: float) -> None:
+    found = ask(model, context, engine="llamacpp", inflight=inflight)
+    assert found["engine"]["reserved_bytes_per_request"] == mib * MIB
+
+
+def test_data_of_gemma_3_1b() -> None:
+    """139 MiB, where a tool without windows said 832."""
+    assert ask("gemma-3-1b", 32_768)["kv"]["bytes"] == 139 * MIB
+
+
+def test_sglang_pools_of_windowed_layers() -> None:
+    """MiMo-V2-Flash on four devices: 300,288 slots take 8.38 GiB for K and 5.59 for V."""
+    made = request("mimo-v2-flash", 4096, engine="sglang", tp=4)
+    rank = made.engine_rules.setting.ranks[0]
+    slides = [y for y in rank.spec.layers if y.kind == "sliding"]
+    k, v = (sum(2 * y.kv_heads * getattr(y, d) for y in slides) for d in ("k_dim", "v_dim"))
+    assert 300_288 * k / GIB == pytest.approx(8.38, abs=0.005)
+    assert 300_288 * v / GIB == pytest.approx(5.59, abs=0.006)
+    full = sum(2 * y.row_values for y in rank.spec.layers if y.kind == "full")
+    engine = made.engine_rules
+    assert isinstance(engine, Sglang)
+    slots = int(300_288 / 0.8)
+    assert engine.pool_tokens(int(slots * (full + 0.8 * (k + v))) + 1, 4096) == slots
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "options", "per_token"),
+    [
+        ("deepseek-v3.2", "fp16", {}, 61 * (1152 + 256)),
+        ("deepseek-v3.2", "fp8", {"engine": "vllm"}, 61 * (656 + 132)),
+        ("glm-5.2", "fp8", {"engine": "vllm"}, 78 * 656 + 21 * 256),
+        ("minimax-m3", "fp16", {}, 137_472),
+        ("qwen3-coder-30b", "fp16", {}, 98_304),
+        ("qwen2.5-7b", "fp16", {}, 57_344),
+        ("mistral-small-4", "fp16", {}, 23_040),
+        ("kimi-k3", "fp16", {}, 24 * 1152),
+    ],
+)
+def test_bytes_of_a_token(model: str, kv: str, options: dict[str, Any], per_token: int) -> None:
+    assert ask(model, 4096, kv, **options)["kv"]["bytes_per_token"] == per_token
+
+
+def test_deepseek_v4_has_a_slope_and_fixed_parts() -> None:
+    half = ask("deepseek-v4-flash", 4096)["kv"]
+    assert half["growth_bytes_per_token"] == 6880
+    assert 21 * 1024 // 4 + 20 * 1024 // 128 + 21 * 256 // 4 == 6880
+    eight = ask("deepseek-v4-flash", 4096, "fp8_ds_mla", engine="vllm")["kv"]
+    assert eight["growth_bytes_per_token"] == 21 * 584 / 4 + 20 * 584 / 128 + 21 * 132 / 4
+    assert eight["bytes_per_token"] - eight["growth_bytes_per_token"] == 43 * 584
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "mib"),
+    [
+        ("qwen3.5-27b", "vllm", 146.81),
+        ("qwen3.5-27b", "llamacpp", 149.63),
+        ("qwen3-next-80b-a3b", "vllm", 73.69),
+    ],
+)
+def test_fixed_state(model: str, engine: str, mib: float) -> None:
+    if engine == "vllm":
+        state = ask(model, 4096)["kv"]["state_bytes_per_sequence"]
+    else:
+        found = [ask(model, n, engine=engine) for n in (4096, 8192)]
+        ends = [f["engine"]["reserved_bytes_per_request"] for f in found]
+        state = 2 * ends[0] - ends[1]
+    assert state / MIB == pytest.approx(mib, abs=0.01)
+
+
+@pytest.mark.parametrize(("engine", "values"), [("llamacpp", 96 + 64), ("vllm", 96 + 96)])
+def test_minicpm3_is_stored_with_expanded_heads(engine: str, values: int) -> None:
+    found = ask("minicpm3-4b", 4096, engine=engine)
+    assert found["kv"]["bytes_per_token"] == 35_712
+    assert found["engine"]["reserved_bytes_per_request"] == 4096 * 62 * 40 * values * 2
+
+
+def test_stages_of_a_pipeline() -> None:
+    """Qwen3-Coder-30B at 262,144 tokens: 24 GiB, shared out by layers."""
+    found = ask("qwen3-coder-30b", 262_144, engine="vllm", pp=2)
+    assert found["kv"]["bytes"] == 24 * GIB
+    assert found["engine"]["reserved_bytes_per_request"] == 12 * GIB
