@@ -13,6 +13,8 @@ from kvik.errors import KvikError
 
 DATA = Path(__file__).with_name("hardware.json")
 MIB = 1 << 20
+_SILENT = re.compile(r"nvidia|geforce|tesla|amd|instinct|apple|google|sxm\d?|blackwell|bw$")
+_SIZE = re.compile(r"(16|24|32|40|48|80|94|96|141|180|192|256|288)gb$")
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ def find_device(name: str) -> Device:
     """
     by_key = {_key(known): device for known, device in devices().items()}
     key = _key(name)
-    if key in by_key:
-        return by_key[key]
+    # The size may be left out where there is one only, or said where the name has none.
+    for known in (key, key + "gb", _SIZE.sub("", key)):
+        if known in by_key:
+            return by_key[known]
     begun = [device.name for known, device in by_key.items() if key and known.startswith(key)]
     if len(begun) == 1:
         return devices()[begun[0]]
@@ -65,5 +69,4 @@ def find_device(name: str) -> Device:
 
 
 def _key(name: str) -> str:
-    key = re.sub(r"[^a-z0-9]", "", name.casefold())
-    return re.sub(r"^(nvidia|amd|apple|google)|(?<=\d)gb$", "", key)
+    return _SILENT.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))

@@ -1,0 +1,165 @@
+"""``kvik plan`` and ``kvik export`` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Call
+
+KEYS = [
+    "model", "context", "batch", "recipe", "kv", "weights", "engine", "device", "fits",
+    "max_context", "max_batch", "notes",
+]  # fmt: skip
+
+
+def test_json_has_the_stated_keys(kvik: Call) -> None:
+    done = kvik("plan", "llama-3-8b", "--context", "4096", "--device", "h100", "--json")
+    assert done.status == 0
+    found = json.loads(done.out)
+    assert list(found) == KEYS
+    assert list(found["kv"]) == [
+        "bytes", "bytes_per_token", "growth_bytes_per_token", "state_bytes_per_sequence", "layers",
+    ]  # fmt: skip
+    assert list(found["weights"]) == ["bytes"]
+    assert list(found["engine"]) == [
+        "name", "reserved_bytes_per_request", "pool_tokens", "max_concurrency",
+    ]  # fmt: skip
+    assert found["device"] == {"name": "H100", "memory_bytes": 81_559 << 20}
+    assert found["kv"]["bytes"] == 512 << 20
+    assert len(found["kv"]["layers"]) == 32
+    assert found["fits"] is True
+
+
+def test_the_tables_say_the_same_figures(kvik: Call) -> None:
+    done = kvik(
+        "plan", "Gemma-3-27B", "--kv", "int8/int4", "--context", "8192", "--batch", "3",
+        "--memory", "80GiB", "--explain", "--stack",
+    )  # fmt: skip
+    data = json.loads(
+        kvik(
+            "plan", "gemma-3-27b", "--kv", "int8/int4", "--context", "8192", "--batch", "3",
+            "--memory", "80GiB", "--json",
+        ).out
+    )  # fmt: skip
+    assert done.status == 0
+    for figure in (
+        data["kv"]["bytes"],
+        data["engine"]["reserved_bytes_per_request"],
+        data["max_context"],
+        data["max_batch"],
+        data["kv"]["layers"][5]["bytes"],
+    ):
+        assert f"{figure:,}" in done.out
+    assert "0-4,6-10,12-16" in done.out
+    assert "MHA: K and V for every query head" in done.out
+    assert "K and V of 16 heads x 128 in int8 / int4" in done.out
+    assert "kvik: pages of the recipe's size" in done.out
+
+
+def test_stack_in_json(kvik: Call) -> None:
+    done = kvik("plan", "llama-2-70b", "--context", "4096", "--stack", "--json")
+    steps = json.loads(done.out)["stack"]
+    assert [step["bytes"] for step in steps[:2]] == [10 << 30, 1280 << 20]
+
+
+def test_what_is_not_a_recipe_word_is_a_type_of_the_engine(kvik: Call) -> None:
+    done = kvik(
+        "plan", "gemma-4-26b-a4b", "--kv", "fp8", "--engine", "vLLM", "--context", "131072",
+        "--available", "54.14GiB", "--json",
+    )  # fmt: skip
+    assert round(json.loads(done.out)["engine"]["max_concurrency"], 2) == 25.41
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--device", "h100", "--memory", "80GiB"), ["--device and --memory contradict"]),
+        (("--memory", "80GiB", "--available", "1GiB"), ["contradict"]),
+        (("--memory", "-5GiB"), ["--memory", "no size"]),
+        (("--memory", "0"), ["--memory"]),
+        (("--memory", "999999999999999TiB"), ["more than any machine has"]),
+        (("--available", "1e99"), ["--available"]),
+        (("--available", ""), ["--available"]),
+        (("--memory", "nan"), ["--memory"]),
+        (("--device", "h1000"), ["did you mean H100"]),
+        (("--context", "0"), ["--context"]),
+        (("--context", "-4"), ["--context"]),
+        (("--context", "99999999999999999999"), ["--context"]),
+        (("--batch", "0"), ["--batch"]),
+        (("--tp", "0"), ["--tp"]),
+        (("--tp", "7"), ["query heads"]),
+        (("--pp", "99"), ["32 layers"]),
+        (("--engine", "vlm"), ["did you mean vllm"]),
+        (("--engine", "llama.cpp"), ["did you mean llamacpp"]),
+        (("--weights", "fp61"), ["fp16"]),
+        (("--kv", "int88"), ["did you mean", "int8"]),
+        (("--kv", "int8+int4"), ["int8", "int4"]),
+        (("--kv", "turboquant_k8v4"), ["--engine vllm"]),
+        (("--kv", "int8", "--kv", "int4"), ["more than once"]),
+        (("--engine", "vllm", "--cp", "2"), ["must divide"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    args: tuple[str, ...], words: list[str], kvik: Call
+) -> None:
+    done = kvik("plan", "llama-3-8b", *args)
+    assert (done.status, done.out) == (2, "")
+    for word in words:
+        assert word in done.line
+
+
+@pytest.mark.parametrize("verb", ["plan", "export"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("lama-3-8b", ["did you mean", "Llama-3-8B"]),
+        ("", ["kvik:"]),
+        ("no-such.gguf", ["no-such.gguf"]),
+        ("x" * 5000, ["kvik:"]),
+        ("a\0b", ["kvik:"]),
+    ],
+)
+def test_unknown_models(verb: str, model: str, words: list[str], kvik: Call) -> None:
+    done = kvik(verb, model, "--kv", "fp16", "--engine", "vllm")
+    assert (done.status, done.out) == (2, "")
+    for word in words:
+        assert word in done.line
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{" * 200_000),
+        ("config.json", "[" * 200_000 + "]" * 200_000),
+        ("config.json", "{}"),
+        ("config.json", '{"model_type": "llama", "num_hidden_layers": 1e400}'),
+        ("model.gguf", "GGUF" + "\3\0\0\0" + "\x7f" * 64),
+        ("model.gguf", ""),
+    ],
+)
+def test_hostile_files(name: str, content: str, tmp_path: Path, kvik: Call) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="latin-1")
+    start = time.process_time()
+    done = kvik("plan", str(path))
+    assert time.process_time() - start < 5
+    assert (done.status, done.out) == (2, "")
+    assert done.line.startswith("kvik: ")
+
+
+def test_export_prints_the_command_and_what_is_left_out(kvik: Call) -> None:
+    done = kvik("export", "llama-3-8b", "--kv", "q8_0/q4_0+window:64", "--engine", "llamacpp")
+    assert done.status == 0
+    assert "-ctk q8_0" in done.out
+    assert "llama.cpp cannot: window:64" in done.err
+    done = kvik("export", "llama-3-8b", "--kv", "int8", "--engine", "trtllm", "--json")
+    found = json.loads(done.out)
+    assert list(found) == ["model", "recipe", "engine", "command", "files", "cannot", "notes"]
+    assert "fp8" in found["files"]["kv.yaml"]
+    assert len(found["cannot"]) == 1
+    done = kvik("export", "llama-3-8b", "--kv", "int8", "--engine", "sglan")
+    assert (done.status, "did you mean sglang" in done.line) == (2, True)
