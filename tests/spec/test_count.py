@@ -16,9 +16,9 @@ from kvik.spec.presets import preset_spec, presets
 
 # One of each kind; the slow test takes every preset that transformers can build.
 SOME = [
-    "Qwen2.5-0.5B", "Qwen3-0.6B", "Gemma-3n-E4B", "Gemma-4-E4B", "Falcon-40B", "GPT-2", "Phi-4-mini",
-    "gpt-oss-20b", "DeepSeek-V2-Lite", "Llama-4-Scout", "Granite-4.0-H-Small", "LFM2-1.2B",
-    "Qwen3.5-35B-A3B",
+    "Qwen2.5-0.5B", "Qwen3-0.6B", "Gemma-3n-E4B", "Gemma-4-E4B", "Falcon-40B", "GPT-2",
+    "Phi-4-mini", "gpt-oss-20b", "DeepSeek-V2-Lite", "Llama-4-Scout", "Granite-4.0-H-Small",
+    "LFM2-1.2B", "Qwen3.5-35B-A3B",
 ]  # fmt: skip
 # Names that transformers has under another model type, or only with a tower for images, and
 # Kimi-K3, whose experts work on a narrower latent that transformers does not build.

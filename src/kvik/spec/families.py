@@ -25,8 +25,9 @@ class Family:
     """The rules of one family.
 
     ``parallel`` families have attention and a recurrence in the same layer. ``tied`` is what an
-    absent ``tie_word_embeddings`` means, ``defaults`` are sizes that published files leave out,
-    ``names`` maps the usual names of sizes to the family's own.
+    absent ``tie_word_embeddings`` means, ``defaults`` are sizes that published files leave out
+    (``absent`` those for which null says something else), ``names`` maps the usual names of
+    sizes to the family's own.
     """
 
     kinds: Kinds = kinds.full
@@ -36,10 +37,18 @@ class Family:
     parallel: bool = False
     tied: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
+    absent: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
 
-_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+_GEMMA3 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
 _WHISPER = {
     "num_hidden_layers": "decoder_layers",
     "num_attention_heads": "decoder_attention_heads",
@@ -63,7 +72,8 @@ _NAMES: dict[str, Family] = {
     "hunyuan hunyuan_v1_moe": Family(finish=sharing.cross_layer, tied=True),
     "whisper": Family(kinds.heedless, heads.whisper, tied=True, names=_WHISPER),
     # Windows and chunks.
-    "mistral": Family(kinds.mistral),
+    # Without the field, Mistral has the window of its first model; null means none.
+    "mistral": Family(kinds.windowed, absent={"sliding_window": 4096}),
     "ministral ministral3 mixtral phi3 phimoe": Family(kinds.windowed),
     "starcoder2": Family(kinds.windowed, tied=True),
     "qwen2 qwen2_moe qwen3 qwen3_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen3_vl "

@@ -15,6 +15,7 @@ from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
 from kvik.spec.gguf import Header, read_header
 from kvik.spec.gguf_families import ARCHS, Arch
 from kvik.spec.model import Extra, LayerSpec, ModelSpec, StatePart
+from kvik.spec.names import nearest
 from kvik.spec.params import Params
 
 
@@ -25,8 +26,8 @@ def plan_from_gguf(path: Path) -> ModelSpec:
     name = general.text("general.architecture")
     if name not in ARCHS:
         raise general.fault(
-            f"general.architecture is {name[:80]!r}, whose cache is not known here; known are "
-            + ", ".join(sorted(ARCHS))
+            f"general.architecture is {name[:80]!r}, whose cache is not known here; "
+            f"{nearest(name, ARCHS)}"
         )
     fields = Fields(header.metadata, str(path), f"{name}.")
     split = general.get("split.count") not in (None, 0, 1)

@@ -6,17 +6,19 @@ The decoder's own reader (:mod:`kvik.spec.config_json`) knows fewer families and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvik.errors import SpecError
 from kvik.spec.count import count_params
 from kvik.spec.families import FAMILIES, Family
 from kvik.spec.fields import Fields
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.kinds import Kind
 from kvik.spec.model import LayerSpec, ModelSpec
-from kvik.spec.names import FFN, HIDDEN, VOCAB, context, layer_count, pick, size
+from kvik.spec.names import FFN, HIDDEN, VOCAB, context, layer_count, nearest, pick, size
 
 # Where a model of several parts keeps its language model, in the order in which they are tried.
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
@@ -40,6 +42,8 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
     fields = fields.renamed(family.names)
     for key, value in family.defaults.items():
         fields = fields.with_default(key, value)
+    for key, value in family.absent.items():
+        fields = fields.unless_null(key, value)
     width = pick(fields, FFN)
     spec = ModelSpec(
         name=name,
@@ -52,7 +56,10 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
         tied=fields.flag("tie_word_embeddings", family.tied),
         source=source,
     )
-    return replace(spec, params=count_params(fields, spec))
+    with suppress(SpecError):
+        # A field that only the count needs does not stand in the way of the cache.
+        return replace(spec, params=count_params(fields, spec))
+    return spec
 
 
 def _language_model(fields: Fields) -> tuple[Fields, str]:
@@ -73,7 +80,7 @@ def _family(fields: Fields, kind: str) -> Family:
     if kind not in FAMILIES:
         raise fields.fault(
             f"the field model_type is {kind[:80]!r}, whose cache is not known here; "
-            "known are " + ", ".join(sorted(FAMILIES))
+            f"{nearest(kind, FAMILIES)}"
         )
     return FAMILIES[kind]
 

@@ -64,11 +64,6 @@ def windowed(fields: Fields, count: int) -> list[Kind]:
     return _harmless(fields, listed(fields, count) or every)
 
 
-def mistral(fields: Fields, count: int) -> list[Kind]:
-    """As Mistral's first model: without the field 4,096 tokens; null means no window."""
-    return windowed(fields.unless_null("sliding_window", 4096), count)
-
-
 def _harmless(fields: Fields, kinds: list[Kind]) -> list[Kind]:
     """A window as wide as the context drops nothing: such layers are full."""
     context = fields.get("max_position_embeddings")

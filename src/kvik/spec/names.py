@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -37,6 +40,12 @@ EXPERTS_PER_TOKEN = (
     "moe_top_k",
     "moe_k",
 )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of an unknown family: those with names like it, or where the list is."""
+    close = difflib.get_close_matches(name[:80], list(known), n=3, cutoff=0.5)
+    return f"known are for instance {', '.join(close)}" if close else "docs/models.md lists those"
 
 
 def pick(fields: Fields, names: tuple[str, ...]) -> str:

@@ -1,0 +1,92 @@
+"""Writes docs/models.md: the built-in models and the families that can be planned.
+
+python tools/models_page.py          write the page
+python tools/models_page.py --check  exit 1 when it is stale
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kvik.spec import ModelSpec
+from kvik.spec.families import FAMILIES
+from kvik.spec.gguf_families import ARCHS
+from kvik.spec.presets import preset_spec, presets
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+FAR = 1 << 24
+HEAD = """# Models
+
+`kvik plan` takes a path (a `.gguf` file, a `config.json`, or a folder with one) or one of the names
+below. Case, hyphens, an owner before a slash and words such as `Instruct` do not matter:
+`meta-llama/Llama-3.1-8B-Instruct` is `llama-3.1-8b`.
+
+Bytes are data at two bytes a value, before any engine rounds them up: for a token inside every
+window, for a further token past all of them, and fixed for each sequence (recurrent layers,
+convolutions, an encoder's output). Parameters are those of the language model; *active* are those
+that one token uses. The last column says where the sizes are from.
+
+| name | layers | KV bytes/token | growth | fixed per sequence | parameters | active | source |
+|---|---|---|---|---|---|---|---|
+"""
+FAMILY_HEAD = """
+## Families
+
+Any `config.json` with one of these `model_type`s can be planned (the language model of a larger
+model is found in `text_config` and the like); a field that is missing is named, never guessed.
+
+{configs}
+
+And any GGUF file of these architectures:
+
+{archs}
+"""
+
+
+def held(spec: ModelSpec, tokens: int) -> int:
+    """Bytes of one sequence's K, V and side streams."""
+    rows = sum(
+        2 * layer.row_values * (tokens if layer.window is None else min(tokens, layer.window))
+        for layer in spec.layers
+    )
+    return rows + sum(2 * e.dim * e.rows(tokens) for y in spec.layers for e in y.extra)
+
+
+def row(name: str) -> str:
+    """The line of one model."""
+    spec = preset_spec(name)
+    growth = (held(spec, FAR + 128) - held(spec, FAR)) // 128
+    state = sum(layer.state_bytes for layer in spec.layers)
+    params = spec.params
+    total = f"{params.total / 1e9:,.2f} B" if params else "unknown"
+    active = f"{params.active / 1e9:,.2f} B" if params else "unknown"
+    fixed = f"{state / 2**20:,.2f} MiB" if state else "0"
+    also = presets()[name].get("aliases", ())
+    shown = name + (f" (also {', '.join(also)})" if also else "")
+    figures = f"{held(spec, 1):,} | {growth:,} | {fixed} | {total} | {active}"
+    return f"| {shown} | {len(spec.layers)} | {figures} | {spec.source} |\n"
+
+
+def page() -> str:
+    """The whole page."""
+    rows = "".join(row(name) for name in presets())
+    configs = ", ".join(f"`{name}`" for name in sorted(FAMILIES, key=str.casefold))
+    archs = ", ".join(f"`{name}`" for name in sorted(ARCHS))
+    return HEAD + rows + FAMILY_HEAD.format(configs=configs, archs=archs)
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+            return 0
+        print("docs/models.md is stale: run python tools/models_page.py")
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
