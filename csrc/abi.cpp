@@ -22,4 +22,9 @@ int32_t kvik_select_variant(const char* name) { return kvik::select(name) ? 0 : 
 void kvik_exp(const float* x, float* y, int64_t count) {
     kvik::kernels().linear.exp(x, y, count);
 }
+
+void kvik_attend(const kvik_batch* batch, const kvik_layer* layer, const kvik_step* step) {
+    kvik::kernels().attention.paged(*batch, *layer, *step);
+}
+void kvik_attend_dense(const kvik_dense* args) { kvik::kernels().attention.dense(*args); }
 }

@@ -3,6 +3,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 #include <immintrin.h>
 #elif defined(KVIK_NEON)
@@ -10,6 +13,7 @@
 #endif
 
 #include "kernels/table.h"
+#include "runtime/threads.h"
 
 #define KVIK_TEXT_(x) #x
 #define KVIK_TEXT(x) KVIK_TEXT_(x)

@@ -14,9 +14,9 @@ void parallel(std::int64_t items, Task task, void* context);
 
 // The same for a callable.
 template <class F>
-void parallel_for(std::int64_t items, F&& body) {
+void parallel_for(std::int64_t items, const F& body) {
     parallel(
-        items, [](void* context, std::int64_t item) { (*static_cast<F*>(context))(item); },
+        items, [](void* context, std::int64_t item) { (*static_cast<const F*>(context))(item); },
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
