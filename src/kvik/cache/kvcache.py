@@ -12,12 +12,14 @@ from torch import Tensor
 
 from kvik.cache.evicting import EvictingStep
 from kvik.cache.heads import attend_heads
+from kvik.cache.paged import PagedStep, native_layers
 from kvik.cache.pool import PagePool
 from kvik.cache.positional import Planes, PositionalStep, expiry
 from kvik.cache.sequences import Sequences
 from kvik.cache.step import Step, Work
 from kvik.cache.table import Sequence
 from kvik.errors import KvikError
+from kvik.native import library
 from kvik.ops import Keys, Scoring, angles, attend, rotate
 from kvik.recipe.codec import Stream
 from kvik.recipe.plan import LayerPlan, Plan
@@ -36,6 +38,8 @@ class KVCache(Sequences):
     def __init__(self, plan: Plan, pool: PagePool) -> None:
         super().__init__(plan, pool)
         self._step: Step | None = None
+        self._paged: PagedStep | None = None
+        self._native = native_layers(plan)
         self._angles: dict[tuple[Rope, str], tuple[Tensor, Tensor]] = {}
         self._sources = {layer.source for layer in plan.spec.layers if layer.kind == "shared"}
 
@@ -66,6 +70,7 @@ class KVCache(Sequences):
         if tentative:
             self._check_tentative()
         self._step = Step(self._stager, sequences, counts, tentative)
+        self._paged = None
         self._angles = {}
 
     def _check_tentative(self) -> None:
@@ -106,6 +111,12 @@ class KVCache(Sequences):
         plan = self.resolved.layers[source]
         if plan is None or self._step is None:
             raise KvikError(f"layer {layer} caches no tokens, or no step was planned")
+        native = self._native[layer]
+        if native is not None and q.dtype == torch.float32 and library() is not None:
+            if self._paged is None:
+                self._paged = PagedStep(self._step)
+            group = self.resolved.groups_of_layer[source][0].index
+            return self._paged.attend(native, group, q, k, v, source in self._sources)
         out = q.new_empty((q.shape[0], spec.heads, plan.spec.v_dim))
         lse = q.new_empty((q.shape[0], spec.heads))
         for work in self._step.works:

@@ -97,6 +97,19 @@ class Step:
             low += count
         return found
 
+    def tables(self, group: int) -> Iterator[tuple[Table, Table]]:
+        """Each sequence's main table before and after the step, of a group kept by position."""
+        for i, state in enumerate(self.before):
+            old = state.main[group]
+            assert isinstance(old, Table)
+            if i not in self._staged:
+                yield old, old
+                continue
+            before = sum(1 + (tail is not None) for tail in state.tail[:group])
+            change = self._staged[i][before][1]
+            assert isinstance(change, TableChange)
+            yield old, change.new
+
     def _groups(
         self, state: State, count: int, staged: list[tuple[int, Change]] | None
     ) -> list[PositionalStep | EvictingStep]:
