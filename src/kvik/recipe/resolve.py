@@ -35,11 +35,15 @@ def resolve(recipe: Recipe, spec: ModelSpec) -> Plan:
         raise RecipeError(*dict.fromkeys([*reasons, *checks]))
     layers: list[LayerPlan | None] = []
     pages: dict[int, int] = {}
+    alike: dict[Hashable, tuple[LayerPlan | None, int]] = {}  # a model has few kinds of layers
     for index, layer in enumerate(spec.layers):
         stages = [p for p, where in scoped if index in where]
+        key = (layer, *stages)
         try:
-            plan, pages[index] = _resolve_layer(index, layer, stages)
-            layers.append(plan)
+            if key not in alike:
+                alike[key] = _resolve_layer(index, layer, stages)
+            plan, pages[index] = alike[key]
+            layers.append(None if plan is None else replace(plan, index=index))
         except RecipeError as error:
             reasons += [r for r in error.reasons if r not in reasons]
     if reasons:
