@@ -83,10 +83,15 @@ def granted_threads() -> int:
 
 
 def threads() -> int:
-    """Threads that kvik computes with: the usable cores, or fewer where torch is set to fewer.
+    """Threads that kvik computes with: the native library's, else the usable cores, or fewer
+    where torch is set to fewer.
 
     Torch takes OMP_NUM_THREADS and the like into account; without torch we read it ourselves.
     """
+    from kvik import native  # not at the top: it is built on this module
+
+    if (lib := native.library()) is not None:
+        return native.threads(lib)
     try:
         import torch
     except ImportError:

@@ -48,7 +48,6 @@ def session_tokens(context: int) -> int:
 def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     """All measurements of one recipe; ``say`` hears the stage and the tokens it took."""
     import numpy as np
-    import torch
 
     from kvik.engine.session import Session
     from kvik.evaluate import needle, quality, speed
@@ -56,7 +55,7 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     from kvik.models import load_model
 
     model = load_model(task.model)
-    torch.set_num_threads(task.threads)
+    model.use_threads(task.threads)
     room = session_tokens(task.context)
     result: dict[str, Any] = {"recipe": task.recipe}
     rows = []

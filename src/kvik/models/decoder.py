@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch.nn import functional
 from kvik.errors import ModelError
 from kvik.models.attention import Attention
 from kvik.models.latent import LatentAttention
-from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weights
+from kvik.models.packed_layer import PackedLayer
+from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weight, Weights
 from kvik.models.state import GatedRecurrence
+from kvik.ops.native_linear import Packed, Projection
 from kvik.spec import ModelSpec
 
 MIXERS: dict[str, Callable[[Take, ModelSpec, int], Mixer]] = {
@@ -41,7 +43,7 @@ class FeedForward:
     gate: Linear
     up: Linear
     down: Linear
-    activation: Callable[[Tensor], Tensor]
+    activation: str
 
     @classmethod
     def build(cls, take: Take, model: ModelSpec, layer: int) -> FeedForward:
@@ -50,11 +52,11 @@ class FeedForward:
             gate=Linear.build(take, f"layers.{layer}.gate_proj", model.ffn, model.hidden),
             up=Linear.build(take, f"layers.{layer}.up_proj", model.ffn, model.hidden),
             down=Linear.build(take, f"layers.{layer}.down_proj", model.hidden, model.ffn),
-            activation=ACTIVATIONS[model.activation],
+            activation=model.activation,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ class Decoder:
     """A model's weights, in the shape in which ``forward`` uses them."""
 
     spec: ModelSpec
-    embed: Tensor
-    layers: tuple[Layer, ...]
+    embed: Weight
+    layers: tuple[Layer | PackedLayer, ...]
     norm: RMSNorm
     head: Linear
 
@@ -108,13 +110,13 @@ class Decoder:
         return cls(
             spec,
             embed,
-            tuple(Layer.build(take, spec, i) for i in range(len(spec.layers))),
+            tuple(_fastest(Layer.build(take, spec, i)) for i in range(len(spec.layers))),
             RMSNorm.build(take, "norm", spec.hidden, spec.norm_eps),
             Linear(embed) if spec.tied else Linear.build(take, "lm_head", spec.vocab, spec.hidden),
         )
 
     @classmethod
-    def from_weights(cls, spec: ModelSpec, weights: Mapping[str, Tensor]) -> Decoder:
+    def from_weights(cls, spec: ModelSpec, weights: Mapping[str, Weight]) -> Decoder:
         """Build from tensors under their canonical names; ModelError when they do not fit."""
         take = Weights(weights)
         decoder = cls.build(take, spec)
@@ -130,6 +132,11 @@ class Decoder:
         """What the forward pass computes in."""
         return self.embed.dtype
 
+    @property
+    def arithmetic(self) -> str:
+        """Names what decides about the bits of K and V beside the weights themselves."""
+        return "packed 1" if isinstance(self.embed, Packed) else str(self.dtype)
+
     # Not inference_mode: a cache may allocate during a step what it updates in place later,
     # and callers may edit their logits. Without gradients the two cost the same.
     @torch.no_grad()
@@ -142,15 +149,27 @@ class Decoder:
         vocabulary is large: ask for the rows you need, none at all (an empty ``rows``) included.
         """
         self._check(tokens, positions, rows)
-        x = functional.embedding(tokens, self.embed)
-        if self.spec.embed_scale != 1.0:
-            x = x * self.spec.embed_scale
+        x = self._embedded(tokens)
         for layer in self.layers:
             x = layer(x, cache)
-        logits = self.head(self.norm(x if rows is None else x[rows]))
+        logits = self._logits(x if rows is None else x[rows])
         if (cap := self.spec.final_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if isinstance(self.embed, Packed):
+            return self.embed.rows(tokens, self.spec.embed_scale)
+        x = functional.embedding(tokens, self.embed)
+        return x if self.spec.embed_scale == 1.0 else x * self.spec.embed_scale
+
+    @cached_property
+    def _logits(self) -> Callable[[Tensor], Tensor]:
+        """The last norm and the output matrix."""
+        norm, head = self.norm, self.head
+        if isinstance(head.weight, Packed):
+            return Projection([head.weight], [head.bias], norm=(norm.weight, norm.eps))
+        return lambda x: head(norm(x))
 
     def _check(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> None:
         if tokens.dim() != 1 or tokens.numel() == 0 or tokens.dtype != torch.int64:
@@ -170,3 +189,8 @@ class Decoder:
             first, last = (int(bound) for bound in torch.aminmax(rows))
             if first < 0 or last >= len(tokens):
                 raise ModelError(f"rows {first} to {last} of a step of {len(tokens)} tokens")
+
+
+def _fastest(layer: Layer) -> Layer | PackedLayer:
+    """The layer, in few native calls where its weights are packed for them."""
+    return PackedLayer(layer) if PackedLayer.fits(layer) else layer

@@ -1,4 +1,4 @@
-"""Weights from a GGUF file, dequantized to float32."""
+"""Weights from a GGUF file, dequantized to float32 or packed as they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kvik.errors import ModelError
+from kvik.errors import KvikError, ModelError
+from kvik.ops.native_linear import Packed, pack
 from kvik.spec import ModelSpec
 from kvik.spec.ggml import TENSOR_TYPES
 from kvik.spec.gguf import TensorInfo, read_header
@@ -71,13 +72,25 @@ class GgufWeights:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor that we call ``name``, float32."""
+        values = _dequantized(self._path, self._tensors[self.name_of(name)])
+        return torch.from_numpy(self._our_rows(name, values))
+
+    def pack(self, name: str) -> Packed:
+        """The matrix that we call ``name``, its blocks as they are in the file."""
         tensor = self._tensors[self.name_of(name)]
-        values = _dequantized(self._path, tensor)
+        out, into = tensor.shape
+        raw = np.memmap(self._path, np.uint8, "r", tensor.offset, (out, tensor.nbytes // out))
+        try:
+            return pack(self._our_rows(name, raw), tensor.type, (out, into))
+        except KvikError as error:
+            raise ModelError(f"{self._path}: {tensor.name}: {error}: fetch it again") from error
+
+    def _our_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         part = name.split(".")[-2]
-        if self._spec.family == "llama" and part in ("q_proj", "k_proj"):
-            layer = self._spec.layers[int(name.split(".")[1])]
-            values = _half_layout(values, layer.heads if part == "q_proj" else layer.kv_heads)
-        return torch.from_numpy(values)
+        if self._spec.family != "llama" or part not in ("q_proj", "k_proj"):
+            return rows
+        layer = self._spec.layers[int(name.split(".")[1])]
+        return _half_layout(rows, layer.heads if part == "q_proj" else layer.kv_heads)
 
 
 def _half_layout(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvik.models.decoder import Decoder
+from kvik.ops.native_linear import Packed
 from kvik.spec import ModelSpec
 from kvik.spec.load import is_config, locate
 
@@ -75,7 +76,7 @@ def identity(spec: ModelSpec, decoder: Decoder, origin: Origin | None) -> bytes:
     """
     described = asdict(spec)
     del described["name"]
-    text = json.dumps([described, str(decoder.dtype)], sort_keys=True).encode()
+    text = json.dumps([described, decoder.arithmetic], sort_keys=True).encode()
     content = _of_files(origin.files) if origin and origin.decoder is decoder else None
     content = content or b"tensors\0" + _of_tensors(decoder)
     return hashlib.sha256(DOMAIN + len(text).to_bytes(8, "little") + text + content).digest()
@@ -99,17 +100,19 @@ def _file_digest(file: WeightFile) -> bytes:
 
 def _of_tensors(decoder: Decoder) -> bytes:
     hasher = hashlib.sha256()
-    for tensor in _tensors(decoder):
-        hasher.update(f"{tensor.dtype} {list(tensor.shape)}\0".encode())
+    for kind, tensor in _tensors(decoder):
+        hasher.update(f"{kind} {list(tensor.shape)}\0".encode())
         values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         hasher.update(values.numpy().data)
     return hasher.digest()
 
 
-def _tensors(part: Any) -> Iterator[Tensor]:
-    """Every tensor of nested dataclasses and tuples, in the order of their fields."""
+def _tensors(part: Any) -> Iterator[tuple[str, Tensor]]:
+    """What it holds and every tensor of nested dataclasses and tuples, in the order of fields."""
     if isinstance(part, Tensor):
-        yield part
+        yield str(part.dtype), part
+    elif isinstance(part, Packed):
+        yield f"{part.type} {part.shape} {part.unit}", part.data
     elif isinstance(part, tuple):
         for item in part:
             yield from _tensors(item)

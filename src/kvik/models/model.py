@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvik import native
 from kvik.errors import ModelError
 from kvik.machine import threads
 from kvik.models.decoder import Decoder
 from kvik.models.identity import Origin, identity, weight_files
 from kvik.models.parts import StepCache
+from kvik.ops.native_linear import Packed
 from kvik.spec import ModelSpec, load_spec
 
 if TYPE_CHECKING:
@@ -36,6 +38,16 @@ class Model:
     ) -> Tensor:
         """Logits of a flat ragged batch; see ``Decoder.forward``."""
         return self.decoder.forward(tokens, positions, cache, rows)
+
+    def use_threads(self, count: int) -> None:
+        """Compute with so many threads from now on, in the whole process.
+
+        Beside the native library's, torch keeps one thread: its others would spin, between native
+        calls, on the cores that these need.
+        """
+        if (lib := native.library()) is not None:
+            native.set_threads(lib, count)
+        torch.set_num_threads(1 if isinstance(self.decoder.embed, Packed) else count)
 
     @cached_property
     def identity(self) -> bytes:
@@ -65,10 +77,13 @@ class Model:
         return None if self.path is None else self.tokenizer.chat_template
 
 
-def load_model(name_or_path: str | Path) -> Model:
+def load_model(name_or_path: str | Path, *, dense: bool = False) -> Model:
     """Load a built-in name, a GGUF file, a safetensors folder or a Hugging Face repo id.
 
-    Torch is cut to the cores that affinity and cgroup quota leave: more threads than cores wait
+    Its matrices stay in the types of the file, packed for the native library; without the library,
+    or with ``dense``, they become float32 tensors.
+
+    Threads are cut to the cores that affinity and cgroup quota leave: more threads than cores wait
     for each other at every operation.
     """
     # Here and not above: a random model needs no reader of files.
@@ -77,7 +92,9 @@ def load_model(name_or_path: str | Path) -> Model:
 
     path = resolve(str(name_or_path))
     spec, files = load_spec(path), weight_files(path)
-    decoder = Decoder.from_weights(spec, load_weights(path, spec))
-    torch.set_num_threads(threads())
+    packed = not dense and native.library() is not None
+    decoder = Decoder.from_weights(spec, load_weights(path, spec, packed))
     name = spec.name if Path(name_or_path).exists() else str(name_or_path)
-    return Model(name, spec, decoder, path, Origin(files, decoder))
+    model = Model(name, spec, decoder, path, Origin(files, decoder))
+    model.use_threads(threads())
+    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -11,10 +12,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvik.errors import ModelError
+from kvik.ops.native_linear import Packed, Projection
 
-# Gives the tensor of a canonical name, which must have exactly this shape. The code that builds
+# A matrix is a tensor, or packed for the native kernels.
+Weight = Tensor | Packed
+
+# Gives the weight of a canonical name, which must have exactly this shape. The code that builds
 # a decoder is the only list of its weights: a loaded and a random model are built by it alike.
-Take = Callable[[str, tuple[int, ...]], Tensor]
+Take = Callable[[str, tuple[int, ...]], Weight]
+
+
+def vector(take: Take, name: str, size: int) -> Tensor:
+    """Take a norm's or a bias's tensor [size]; these are never packed."""
+    found = take(name, (size,))
+    if not isinstance(found, Tensor):
+        raise ModelError(f"{name!r} is packed; only matrices may be")
+    return found
 
 
 class StepCache(Protocol):
@@ -48,13 +61,13 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """Named tensors of one dtype, float32 or float64, handed out under the name once checked."""
+    """Named weights of one dtype, float32 or float64, handed out under the name once checked."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Weight]
     taken: set[str] = field(default_factory=set)
 
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name; ModelError when it is missing or of another shape."""
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """The weight of that name; ModelError when it is missing or of another shape."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelError(f"the model has no tensor {name!r}; its file is incomplete")
@@ -79,19 +92,26 @@ class Weights:
 
 @dataclass(frozen=True)
 class Linear:
-    """x [..., in] to [..., out]."""
+    """x [..., in] to [..., out]; with a packed weight, [n, in] to [n, out]."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
 
     @classmethod
     def build(cls, take: Take, name: str, out: int, into: int, bias: bool = False) -> Linear:
         """Take ``name.weight`` [out, in] and perhaps ``name.bias`` [out]."""
         weight = take(f"{name}.weight", (out, into))
-        return cls(weight, take(f"{name}.bias", (out,)) if bias else None)
+        return cls(weight, vector(take, f"{name}.bias", out) if bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(self.weight, Packed):
+            return self._projection(x)
         return functional.linear(x, self.weight, self.bias)
+
+    @cached_property
+    def _projection(self) -> Projection:
+        assert isinstance(self.weight, Packed)
+        return Projection([self.weight], [self.bias])
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class RMSNorm:
     @classmethod
     def build(cls, take: Take, name: str, size: int, eps: float) -> RMSNorm:
         """Take ``name.weight`` [size], the factor that multiplies."""
-        return cls(take(f"{name}.weight", (size,)), eps)
+        return cls(vector(take, f"{name}.weight", size), eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)

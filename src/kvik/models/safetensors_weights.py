@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvik.errors import ModelError
+from kvik.errors import KvikError, ModelError
+from kvik.ops.native_linear import Packed, pack
 from kvik.spec import ModelSpec
 from kvik.spec.jsonfile import read_json
 
 READABLE = ("F64", "F32", "F16", "BF16")
+PACKED_AS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 INDEX = "model.safetensors.index.json"
 MAX_INDEX = 64 << 20
 
@@ -93,6 +95,18 @@ class SafetensorsWeights:
         if not values.sum().isfinite():
             raise ModelError(f"{self._folder}: {theirs} holds NaN or infinity: fetch it again")
         return values
+
+    def pack(self, name: str) -> Packed:
+        """The matrix that we call ``name``, in the file's type; float64 becomes float32."""
+        theirs = self.name_of(name)
+        values = self._files[theirs].get_tensor(theirs)
+        if values.dtype == torch.float64:
+            values = values.float()
+        raw = values.contiguous().view(torch.uint8).numpy()
+        try:
+            return pack(raw, PACKED_AS[values.dtype], tuple(values.shape))
+        except KvikError as error:
+            raise ModelError(f"{self._folder}: {theirs}: {error}: fetch it again") from error
 
 
 def shards(folder: Path) -> Iterable[Path]:

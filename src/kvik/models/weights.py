@@ -1,4 +1,4 @@
-"""A model's weights as float32 tensors under one set of names, whatever file they come from.
+"""A model's weights under one set of names, whatever file they come from.
 
 Legend of the names: ``embed.weight [V, hidden]``, ``layers.{i}.{q,k,v,o}_proj.weight [out, in]``,
 ``layers.{i}.{gate,up,down}_proj.weight``, ``layers.{i}.{attn,ffn}_norm.weight``, ``norm.weight``;
@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from kvik.errors import ModelError
 from kvik.models.gguf_weights import GgufWeights
+from kvik.models.parts import Weight
 from kvik.models.safetensors_weights import SafetensorsWeights
+from kvik.ops.native_linear import Packed
 from kvik.spec import ModelSpec
 from kvik.spec.load import is_config, locate
 
@@ -35,12 +37,17 @@ class WeightFile(Protocol):
     def spare(self, name: str) -> bool:
         """Whether a tensor that no name asks for may be there."""
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> Tensor:
         """The tensor that we call ``name``, float32, contiguous, in memory of its own."""
 
+    def pack(self, name: str) -> Packed:
+        """The matrix that we call ``name``, in the file's type."""
 
-def load_weights(path: str | Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+
+def load_weights(path: str | Path, spec: ModelSpec, packed: bool = False) -> dict[str, Weight]:
     """Every weight of the model at ``path`` (a .gguf, or a folder with safetensors).
+
+    As float32 tensors or, the matrices, packed for the native library.
 
     ModelError names each tensor that is missing, unknown, of another shape or of a type that
     cannot be read; nothing is read before all of them fit.
@@ -50,7 +57,10 @@ def load_weights(path: str | Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
     file = SafetensorsWeights(found.parent, spec) if is_config(found) else GgufWeights(found, spec)
     wanted = expected_shapes(spec)
     _check(str(found), file, wanted)
-    return {name: file.read(name) for name in wanted}
+    return {
+        name: file.pack(name) if packed and len(shape) == 2 else file.read(name)
+        for name, shape in wanted.items()
+    }
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
