@@ -29,6 +29,31 @@ def test_the_example_stage_is_complete_and_short() -> None:
     assert done.returncode == 0, done.stderr
 
 
+PLANNER = (ROOT / "docs" / "planner.md").read_text()
+
+
+@pytest.mark.parametrize("block", re.findall(r"^    \$ (kvik .*)\n((?:    .*\n)+)", PLANNER, re.M))
+def test_the_examples_of_the_planner_print_what_is_shown(block: tuple[str, str]) -> None:
+    command, shown = block
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True
+    )
+    printed = {" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()}
+    for line in shown.splitlines():
+        words = " ".join(line.split())
+        if words.startswith("... "):
+            pieces = words.strip(". ").split(", ")
+            assert all(piece in " ".join(printed) for piece in pieces)
+        elif words and words != "...":
+            assert words in printed
+
+
+def test_the_code_of_the_planner_runs() -> None:
+    code = re.findall(r"```python\n(.*?)```", PLANNER, re.DOTALL)[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[0]) == 32_768 * 53_760
+
+
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
 
 

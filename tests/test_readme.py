@@ -18,11 +18,15 @@ COMMANDS = [
 ]
 # These are what runs this test, or take minutes; CI runs them by themselves.
 ELSEWHERE = ("make ", "git ", "cd ")
-CHEAP = ("kvik models", "kvik doctor", "kvik --help")
+CHEAP = ("kvik models", "kvik doctor", "kvik --help", "kvik plan ", "kvik export ")
 
 
 def _cost(command: str) -> list[pytest.MarkDecorator]:
-    return [] if command in CHEAP else [pytest.mark.slow, pytest.mark.model]
+    return (
+        []
+        if command.startswith(CHEAP) and " get " not in command
+        else [pytest.mark.slow, pytest.mark.model]
+    )
 
 
 @pytest.fixture
