@@ -143,6 +143,7 @@ def test_levels_are_never_mixed():
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
         ({"hidden_size": float("nan")}, "hidden_size must be"),
         ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"num_attention_heads": 128}, "128 attention heads cannot share a width of 64"),
         ({"vocab_size": ...}, "vocab_size is missing"),
         ({"head_dim": 0}, "head_dim must be"),
         ({"head_dim": 1 << 20}, "head_dim must be"),

@@ -176,7 +176,9 @@ def _layer(
 
 
 def _dims(fields: Fields, heads: int, slides: bool) -> tuple[int, int]:
-    shared = max(1, fields.integer("embedding_length") // heads)
+    shared = fields.integer("embedding_length") // heads
+    if not shared and "attention.key_length" not in fields:
+        raise fields.fault(f"{heads} attention heads are more than the embedding_length")
     k = fields.integer("attention.key_length", shared, most=MAX_HEAD_DIM)
     v = fields.integer("attention.value_length", shared, most=MAX_HEAD_DIM)
     if slides:

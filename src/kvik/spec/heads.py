@@ -8,7 +8,7 @@ from typing import Any
 
 from kvik.spec.fields import MAX_HEAD_DIM, Fields
 from kvik.spec.model import Extra, LayerKind, LayerSpec, StatePart
-from kvik.spec.names import HEADS, HIDDEN, WINDOW, head_dim, kv_heads, size
+from kvik.spec.names import HEADS, WINDOW, head_dim, kv_heads, shared_width, size
 
 Layer = Callable[[Fields, LayerKind, int], LayerSpec]
 
@@ -74,9 +74,8 @@ def inner_config(name: str) -> Layer:
 
 def opt(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
     """OPT and its like: the width shared out among heads that all keep K and V."""
-    heads = size(fields, HEADS)
-    dim = max(1, size(fields, HIDDEN) // heads)
-    return rows(fields, kind, kv=heads, dims=(dim, dim))
+    dim = shared_width(fields)
+    return rows(fields, kind, kv=size(fields, HEADS), dims=(dim, dim))
 
 
 def blocks(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
@@ -161,8 +160,7 @@ def latent(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
 
 def minicpm3(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
     """MLA whose files may leave out the width of V: the model's, shared out among the heads."""
-    shared = max(1, size(fields, HIDDEN) // size(fields, HEADS))
-    return latent(fields.with_default("v_head_dim", shared), kind, index)
+    return latent(fields.with_default("v_head_dim", shared_width(fields)), kind, index)
 
 
 def indexed(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
@@ -227,8 +225,7 @@ def _compressor(spans: int, ratio: int, dim: int) -> StatePart:
 
 def whisper(fields: Fields, kind: LayerKind, index: int) -> LayerSpec:
     """The decoder's own cache, and K and V of the encoder's output."""
-    heads = size(fields, HEADS)
-    dim = max(1, size(fields, HIDDEN) // heads)
+    heads, dim = size(fields, HEADS), shared_width(fields)
     cross = StatePart("cross", (fields.integer("max_source_positions"), heads, 2 * dim), 2)
     return LayerSpec("full", heads, heads, dim, dim, states=(cross,))
 

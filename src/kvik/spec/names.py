@@ -70,8 +70,15 @@ def head_dim(fields: Fields) -> int:
     name = pick(fields, HEAD_DIM)
     if name in fields:
         return fields.integer(name, most=MAX_HEAD_DIM)
-    shared = size(fields, HIDDEN) // size(fields, HEADS)
-    return fields.integer(name, max(1, shared), most=MAX_HEAD_DIM)
+    return shared_width(fields)
+
+
+def shared_width(fields: Fields) -> int:
+    """The model's width shared out among its heads, rounded down as engines do."""
+    hidden, heads = size(fields, HIDDEN), size(fields, HEADS)
+    if not 1 <= hidden // heads <= MAX_HEAD_DIM:
+        raise fields.fault(f"{heads} attention heads cannot share a width of {hidden}")
+    return hidden // heads
 
 
 def kv_heads(fields: Fields) -> int:
