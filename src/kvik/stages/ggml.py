@@ -35,7 +35,7 @@ class Ggml(Codec):
     """
 
     names: ClassVar = {name: {"type": name} for name in TYPES}
-    examples: ClassVar = ("q8_0", "q4_0")
+    examples: ClassVar = ("q5_1",)  # it has every plane; the others are checked by themselves
 
     type: str = arg("q8_0", choices=TYPES)
 
