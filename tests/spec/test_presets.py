@@ -271,10 +271,11 @@ def test_an_unknown_name_brings_the_nearest(written: str, near: str):
 
 
 def test_a_version_is_never_dropped_from_a_name():
-    for name in ("llama-3.9-8b", "mistral-7b", "qwen3-4b-2507", "", "x" * 100_000):
+    for name in ("llama-3.9-8b", "mistral-7b", "qwen3-4b-2507", "", "a\nb\x00", "x" * 100_000):
         with pytest.raises(SpecError) as error:
             ModelSpec.load(name)
         assert len(str(error.value)) < 300
+        assert str(error.value).isprintable()
 
 
 def test_every_preset_reads_says_where_it_is_from_and_cannot_run():

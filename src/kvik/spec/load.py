@@ -62,7 +62,7 @@ def find_spec(name: str | Path) -> ModelSpec:
     """
     path = Path(name)
     try:
-        if not path.exists() and path.suffix.lower() not in (".gguf", ".json"):
+        if not str(name) or (not path.exists() and path.suffix.lower() not in (".gguf", ".json")):
             return preset_spec(str(name))
     except (OSError, ValueError) as error:
         # A name longer than any path, or with a zero byte.

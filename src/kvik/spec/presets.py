@@ -48,7 +48,8 @@ def _described(spec: ModelSpec, source: str) -> ModelSpec:
 
 def unknown(name: str) -> str:
     """What to say of a name that is neither a file nor a preset."""
-    shown = name if len(name) <= 80 else name[:80] + "..."
+    shown = name if name.isprintable() and name else ascii(name)
+    shown = shown if len(shown) <= 80 else shown[:80] + "..."
     near = difflib.get_close_matches(_key(name[:80]), _by_key(), n=3, cutoff=0.6)
     names = list(dict.fromkeys(_by_key()[key] for key in near))
     hint = f"did you mean {' or '.join(names)}?" if names else "docs/models.md lists the names"
