@@ -218,6 +218,9 @@ def test_extreme_inputs() -> None:
         x = size * torch.ones(1, 64)
         assert project(x).isfinite().all()
     assert project(torch.empty(0, 64)).shape == (0, 9)
+    assert project(torch.zeros(2, 64), 3, 3).shape == (2, 3, 3)
+    with pytest.raises(KvikError, match="9 outputs are not"):
+        project(torch.zeros(2, 64), 2, 4)
 
 
 W = {"cols": 64, "rows": 16}

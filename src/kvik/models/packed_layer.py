@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from kvik.ops.native_linear import LayerEnd, Norm, Packed, Projection
 
 if TYPE_CHECKING:
     from kvik.models.decoder import Layer
+
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -33,43 +36,54 @@ class PackedLayer:
         return all(isinstance(each.weight, Packed) for each in maps)
 
     def __call__(self, x: Tensor, cache: StepCache) -> Tensor:
-        mixer, spec = self._mixer, self._mixer.spec
-        n, groups = x.shape[0], self._groups
-        mixed = self._before(x)
-        if len(groups) == 1:
-            q, k, v = mixed.view(n, spec.heads, spec.k_dim), None, None
-        elif spec.k_dim == spec.v_dim:
-            q, k, v = torch.split(mixed.view(n, -1, spec.k_dim), groups, 1)
-        else:
+        out, _ = cache.attend(self._index, *self._split(x))
+        return self._after(out.reshape(x.shape[0], -1), x)
+
+    @cached_property
+    def _index(self) -> int:
+        return self._mixer.layer
+
+    @cached_property
+    def _split(self) -> Callable[[Tensor], Parts]:
+        """Queries, keys and values [n, heads, dim] of an input: views of one tensor."""
+        # A closure: what it needs is looked up once and not in every step.
+        before, spec, counts = self._before, self._mixer.spec, self._heads
+        heads, dim, split = sum(counts), spec.k_dim, torch.split
+        if len(counts) == 1:
+            return lambda x: (before(x, heads, dim), None, None)
+        if dim == spec.v_dim:
+            return lambda x: split(before(x, heads, dim), counts, 1)
+        widths = [each.weight.shape[0] for each in self._maps]
+
+        def parts(x: Tensor) -> Parts:
             q, k, v = (
-                part.view(n, heads, -1)
-                for part, heads in zip(torch.split(mixed, self._widths, 1), groups, strict=True)
+                part.view(len(x), count, -1)
+                for part, count in zip(split(before(x), widths, 1), counts, strict=True)
             )
-        out, _ = cache.attend(mixer.layer, q, k, v)
-        return self._after(out.reshape(n, -1), x)
+            return q, k, v
+
+        return parts
 
     @property
     def _mixer(self) -> Attention:
         assert isinstance(self.layer.mixer, Attention)
         return self.layer.mixer
 
-    @cached_property
-    def _groups(self) -> list[int]:
-        """Heads of each of the maps before the cache."""
-        spec = self._mixer.spec
-        return [spec.heads] if self._mixer.kv is None else [spec.heads, *[spec.kv_heads] * 2]
+    @property
+    def _maps(self) -> tuple[Linear, ...]:
+        """The maps before the cache."""
+        return (self._mixer.q, *(self._mixer.kv or ()))
 
-    @cached_property
-    def _widths(self) -> list[int]:
-        """Outputs of each of them."""
-        maps = (self._mixer.q, *(self._mixer.kv or ()))
-        return [each.weight.shape[0] for each in maps]
+    @property
+    def _heads(self) -> list[int]:
+        """Heads of each of them."""
+        spec = self._mixer.spec
+        return [spec.heads, spec.kv_heads, spec.kv_heads][: len(self._maps)]
 
     @cached_property
     def _before(self) -> Projection:
         """The norm, queries, keys and values, and the norms of their heads."""
-        mixer = self._mixer
-        maps = (mixer.q, *(mixer.kv or ()))
+        mixer, maps = self._mixer, self._maps
         return Projection(
             [_packed(each) for each in maps],
             [each.bias for each in maps],

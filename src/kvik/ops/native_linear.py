@@ -172,10 +172,12 @@ class Projection:
         self._kept.append(args)
         self._args = ctypes.addressof(args)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, width] from x [n, cols]."""
+    def __call__(self, x: Tensor, *heads: int) -> Tensor:
+        """[n, width] from x [n, cols]; as [n, *heads] where that is as many."""
         n = _checked(x, self.cols)
-        out = torch.empty(n, self.width)
+        out = torch.empty(n, *heads) if heads else torch.empty(n, self.width)
+        if out.numel() != n * self.width:
+            raise KvikError(f"{self.width} outputs are not {heads}")
         if n:
             self._call(self._args, x.data_ptr(), n, out.data_ptr())
         return out
@@ -227,9 +229,9 @@ class LayerEnd:
 
     def __call__(self, mixed: Tensor, x: Tensor) -> Tensor:
         """The layer's output [n, hidden] from its mixer's, [n, cols], and its input x."""
-        n = _checked(mixed, self.cols)
-        if _checked(x, self.hidden) != n:
-            raise KvikError(f"{n} rows of a mixer come with {len(x)} of the layer's input")
+        n = _checked(x, self.hidden)
+        if _checked(mixed, self.cols) != n:
+            raise KvikError(f"{len(mixed)} rows of a mixer come with {n} of the layer's input")
         out = torch.empty(n, self.hidden)
         if n:
             self._call(self._args, mixed.data_ptr(), x.data_ptr(), n, out.data_ptr())
