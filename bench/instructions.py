@@ -30,15 +30,14 @@ def compiler() -> str:
     return done.stdout.splitlines()[0]
 
 
-def build(folder: Path) -> Path:
-    """The counting program, compiled as the library is."""
+def build(folder: Path) -> None:
+    """Compile the counting program as the library is."""
     cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or "cmake"
     for command in (
         [cmake, "-S", str(ROOT), "-B", str(folder), "-DKVIK_TESTS=ON"],
         [cmake, "--build", str(folder), "--target", "count"],
     ):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "csrc" / "tests" / "count"
 
 
 def kernels(program: Path) -> list[str]:
@@ -58,11 +57,10 @@ def count(program: Path, kernel: str) -> int:
     return int(found[1])
 
 
-def measure() -> dict[str, int]:
-    """Every kernel's count."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder))
-        return {kernel: count(program, kernel) for kernel in kernels(program)}
+def measure(folder: Path) -> dict[str, int]:
+    """Every kernel's count, by the program in a build folder."""
+    program = folder / "csrc" / "tests" / "count"
+    return {kernel: count(program, kernel) for kernel in kernels(program)}
 
 
 def recorded() -> list[dict[str, str | int]]:
@@ -87,7 +85,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    found = measure()
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder))
+        found = measure(Path(folder))
     for name, instructions in found.items():
         print(f"{name:24} {instructions:>14,}")
     if check:

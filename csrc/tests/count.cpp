@@ -4,9 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kvik.h"
 #include "runtime/threads.h"
-#include "tests/check.h"
+#include "tests/cases.h"
 
 #if defined(_MSC_VER)
 #define KVIK_NOINLINE __declspec(noinline)
@@ -21,12 +20,7 @@ struct Work {
     virtual void run() = 0;
 };
 
-std::vector<float> floats(std::size_t count, std::uint64_t seed) {
-    kvik::test::Random draw(seed);
-    std::vector<float> values(count);
-    for (float& value : values) value = draw.real();
-    return values;
-}
+using kvik::test::floats;
 
 struct Exp : Work {
     std::vector<float> x = floats(4096, 1), y = std::vector<float>(4096);
@@ -38,13 +32,47 @@ struct Items : Work {
     void run() override { kvik::parallel_for(1000, [](std::int64_t) {}); }
 };
 
+// Attention of `count` tokens at the end of a sequence of 1,024, three heads that share one KV head
+// of 64, whose K and V are written in the same call.
+template <int K, int V, int COUNT>
+struct Attend : Work {
+    kvik::test::Paged paged{{K, V, 64, 1, 3, 32}, {1024}};
+    std::vector<float> q = floats(COUNT * 192, 1), k = floats(COUNT * 64, 2);
+    void run() override { paged.attend({1024 - COUNT}, {COUNT}, q.data(), k.data(), k.data()); }
+};
+
+// A map of `count` rows by a matrix [512, 512] of a GGUF type.
+template <int COUNT>
+struct Project : Work {
+    kvik::test::Weights weights;
+    std::vector<float> x = floats(COUNT * 512, 1), out = std::vector<float>(COUNT * 512);
+    kvik_project_args args = {};
+    explicit Project(const char* type) : weights(kvik::test::type_named(type), 512, 512, 2) {
+        args.count = 1;
+        args.matrices[0] = weights.matrix;
+    }
+    void run() override { kvik_project(&args, x.data(), COUNT, out.data()); }
+};
+
 struct Entry {
     const char* name;
     Work* (*make)();
 };
+#define KVIK_ENTRY(name, ...) {name, []() -> Work* { return new __VA_ARGS__; }}
 const Entry entries[] = {
-    {"exp", [] { return static_cast<Work*>(new Exp); }},
-    {"items", [] { return static_cast<Work*>(new Items); }},
+    KVIK_ENTRY("exp", Exp),
+    KVIK_ENTRY("items", Items),
+    KVIK_ENTRY("decode-f16", Attend<KVIK_F16, KVIK_F16, 1>),
+    KVIK_ENTRY("decode-int8", Attend<KVIK_INT8, KVIK_INT8, 1>),
+    KVIK_ENTRY("decode-int4", Attend<KVIK_INT4, KVIK_INT4, 1>),
+    KVIK_ENTRY("prefill-int8", Attend<KVIK_INT8, KVIK_INT8, 64>),
+    KVIK_ENTRY("prefill-int4", Attend<KVIK_INT4, KVIK_INT4, 64>),
+    KVIK_ENTRY("row-Q4_0", Project<1>("Q4_0")),
+    KVIK_ENTRY("row-Q8_0", Project<1>("Q8_0")),
+    KVIK_ENTRY("row-Q4_K", Project<1>("Q4_K")),
+    KVIK_ENTRY("row-Q6_K", Project<1>("Q6_K")),
+    KVIK_ENTRY("rows-Q4_0", Project<32>("Q4_0")),
+    KVIK_ENTRY("rows-Q8_0", Project<32>("Q8_0")),
 };
 
 }  // namespace

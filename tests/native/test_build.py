@@ -59,7 +59,8 @@ def contents(wheel: Path) -> set[str]:
 @pytest.mark.slow
 def test_the_wheel_holds_the_library_and_serves_every_python(source: Path, tmp_path: Path) -> None:
     cpp.compiler()
-    wheel = build("wheel", source, tmp_path)
+    quick = "-DKVIK_LEVEL=-O0"  # optimising takes minutes and is not the question here
+    wheel = build("wheel", source, tmp_path, CMAKE_ARGS=quick)
     assert re.match(rf"kvik-{__version__}-py3-none-(?!any)", wheel.name)
     libraries = [name for name in contents(wheel) if "kvik_native" in name]
     assert len(libraries) == 1
@@ -88,30 +89,6 @@ def test_the_source_archive_holds_the_kernels(source: Path, tmp_path: Path) -> N
         names = {name.partition("/")[2] for name in tar.getnames()}
     expected = {str(p.relative_to(cpp.ROOT)) for p in (cpp.ROOT / "csrc").rglob("*") if p.is_file()}
     assert expected | {"CMakeLists.txt", "src/kvik/native.py"} <= names
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF objects")
-def test_no_inline_function_of_a_better_instruction_set_can_be_taken(tmp_path: Path) -> None:
-    """Linkers keep one copy of an inline function: it must not be one that needs AVX-512.
-
-    Every weak symbol of a variant's object is also in the baseline's, which is linked first.
-    """
-    cpp.compiler()
-    folder = cpp.configured(tmp_path)
-    cpp.build(folder, "kvik_native")
-
-    def weak(target: str) -> set[str]:
-        found: set[str] = set()
-        for file in (folder / "CMakeFiles" / f"{target}.dir").rglob("*.o"):
-            lines = cpp.run(cpp.tool("nm"), file).splitlines()
-            found |= {words[2] for line in lines if (words := line.split())[1:2] in (["W"], ["V"])}
-        return found
-
-    baseline = weak("kvik_runtime") | weak("kernels_scalar")
-    for folder_of_variant in (folder / "CMakeFiles").glob("kernels_*.dir"):
-        name = folder_of_variant.name.removesuffix(".dir")
-        assert weak(name) <= baseline, name
 
 
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])

@@ -1,9 +1,11 @@
-"""The kernels execute as many instructions as were recorded, within a few per cent."""
+"""The optimised build: instructions as recorded, and no function from the wrong variant."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -22,17 +24,46 @@ def bench() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def optimised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build of the counting program, compiled as the library is."""
+    folder = cpp.configured(tmp_path_factory.mktemp("optimised"))
+    cpp.build(folder, "count")
+    return folder
+
+
 @pytest.mark.slow
-def test_no_kernel_grew(bench: ModuleType) -> None:
-    cpp.compiler()
-    cpp.tool("cmake")
+def test_no_kernel_grew(bench: ModuleType, optimised: Path) -> None:
     if shutil.which("valgrind") is None:
         pytest.skip("needs valgrind")
     records = bench.recorded()
     versions = {record["compiler"] for record in records}
     if versions != {bench.compiler()}:
         pytest.skip(f"recorded with {versions}, here is {bench.compiler()}")
-    assert bench.grown(bench.measure(), records) == []
+    faults = bench.grown(bench.measure(optimised), records)
+    assert not faults, f"{faults}; if that is meant: python bench/instructions.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF objects")
+def test_no_inline_function_of_a_better_instruction_set_can_be_taken(optimised: Path) -> None:
+    """Linkers keep one copy of an inline function: it must not be one that needs AVX-512.
+
+    Every weak symbol of a variant's object is also in the baseline's, which is linked first.
+    """
+
+    def weak(target: str) -> set[str]:
+        found: set[str] = set()
+        for file in (optimised / "CMakeFiles" / f"{target}.dir").rglob("*.o"):
+            lines = cpp.run(cpp.tool("nm"), "-C", file).splitlines()
+            found |= {line[19:] for line in lines if line[17:18] in ("W", "V", "u")}
+        return found
+
+    baseline = weak("kvik_runtime") | weak("kernels_scalar")
+    assert baseline
+    for folder in (optimised / "CMakeFiles").glob("kernels_*.dir"):
+        name = folder.name.removesuffix(".dir")
+        assert weak(name) <= baseline, name
 
 
 def test_growth_is_seen(bench: ModuleType) -> None:

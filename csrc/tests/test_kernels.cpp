@@ -1,0 +1,201 @@
+// The kernels through the C ABI: right by plain arithmetic in double, and the same to the bit for
+// every cut of the work and number of threads. Buffers are of exact size, for the sanitizers.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/cases.h"
+
+namespace kvik::test {
+namespace {
+
+bool same(const float* a, const float* b, std::size_t count) {
+    return !std::memcmp(a, b, count * sizeof(float));
+}
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && same(a.data(), b.data(), a.size());
+}
+
+// Row t of one sequence, from the numbers as they are.
+std::vector<double> attention(const kvik_layer& layer, int dim, std::int64_t t, const float* q,
+                              const float* k, const float* v) {
+    std::vector<double> out;
+    const int group = layer.heads / layer.kv_heads;
+    const std::int64_t first = layer.window ? std::max<std::int64_t>(0, t - layer.window + 1) : 0;
+    for (int h = 0; h < layer.heads; ++h) {
+        std::vector<double> weight, sum(static_cast<std::size_t>(dim));
+        const auto at = [&](const float* x, std::int64_t e) {
+            return x + (e * layer.kv_heads + h / group) * dim;
+        };
+        double top = -INFINITY, all = 0.0;
+        for (std::int64_t e = first; e <= t; ++e) {
+            double score = 0.0;
+            for (int d = 0; d < dim; ++d)
+                score += double{q[(t * layer.heads + h) * dim + d]} * at(k, e)[d];
+            weight.push_back(score * layer.scale);
+            top = std::max(top, weight.back());
+        }
+        for (double& w : weight) all += w = std::exp(w - top);
+        for (std::int64_t e = first; e <= t; ++e)
+            for (int d = 0; d < dim; ++d) sum[d] += weight[e - first] / all * at(v, e)[d];
+        out.insert(out.end(), sum.begin(), sum.end());
+    }
+    return out;
+}
+
+// How far a row may be from plain arithmetic: what rounding K and V costs, for numbers below 1.
+double tolerance(const Shape& shape) {
+    const double of[] = {2e-5, 1e-3, 8e-3, 1e-2, 1e-2, 2e-1, 2e-1};
+    return of[shape.format_k] + of[shape.format_v];
+}
+
+void attend(const Shape& shape, std::uint64_t seed) {
+    const std::vector<std::int64_t> lengths{1, 17, 300};
+    const std::vector<std::int64_t> none{0, 0, 0}, ones{1, 1, 1};
+    const int heads = shape.kv_heads * shape.group;
+    const std::size_t q_row = static_cast<std::size_t>(heads) * shape.dim;
+    const std::size_t k_row = static_cast<std::size_t>(shape.kv_heads) * shape.dim;
+    const auto q = floats(318 * q_row, seed);
+    const auto k = floats(318 * k_row, seed + 1), v = floats(318 * k_row, seed + 2);
+
+    kvik_set_threads(1);
+    Paged whole(shape, lengths);
+    const auto expected = whole.attend(none, lengths, q.data(), k.data(), v.data());
+    kvik_set_threads(3);
+    Paged again(shape, lengths);
+    CHECK(same(expected, again.attend(none, lengths, q.data(), k.data(), v.data())));
+
+    // All but the last token of each at once, then the last ones together.
+    Paged cut(shape, lengths);
+    std::vector<float> q_last, k_last, v_last, last;
+    std::vector<float> q_first, k_first, v_first;
+    std::vector<std::int64_t> before;
+    std::int64_t end = 0;
+    for (std::int64_t length : lengths) {
+        const std::int64_t begin = end;
+        end += length;
+        before.push_back(length - 1);
+        const auto copy = [&](const std::vector<float>& from, std::size_t row,
+                              std::vector<float>& first, std::vector<float>& final) {
+            first.insert(first.end(), from.begin() + begin * row, from.begin() + (end - 1) * row);
+            final.insert(final.end(), from.begin() + (end - 1) * row, from.begin() + end * row);
+        };
+        std::vector<float> rest;
+        copy(q, q_row, q_first, q_last);
+        copy(k, k_row, k_first, k_last);
+        copy(v, k_row, v_first, v_last);
+        copy(expected, q_row, rest, last);
+    }
+    cut.attend(none, before, q_first.data(), k_first.data(), v_first.data());
+    CHECK(same(last, cut.attend(before, ones, q_last.data(), k_last.data(), v_last.data())));
+
+    double worst = 0.0;
+    std::int64_t begin = 0;
+    for (std::int64_t length : lengths) {
+        for (std::int64_t t : {std::int64_t{0}, length / 2, length - 1}) {
+            const auto truth = attention(whole.layer, shape.dim, t, q.data() + begin * q_row,
+                                         k.data() + begin * k_row, v.data() + begin * k_row);
+            for (std::size_t i = 0; i < truth.size(); ++i)
+                worst = std::max(worst, std::fabs(truth[i] - expected[(begin + t) * q_row + i]));
+        }
+        begin += length;
+    }
+    if (!(worst < tolerance(shape)))
+        std::fprintf(stderr, "formats %d %d dim %d: off by %g\n", shape.format_k, shape.format_v,
+                     shape.dim, worst);
+    CHECK(worst < tolerance(shape));
+}
+
+void attention_of_all_formats() {
+    std::uint64_t seed = 1;
+    for (int k = KVIK_F32; k <= KVIK_UINT4; ++k)
+        for (int v = KVIK_F32; v <= KVIK_UINT4; ++v)
+            if (k == v || k == KVIK_INT8 || v == KVIK_INT4)
+                attend({k, v, 64, 2, 3, 16, v == k ? 40 : 0}, seed += 3);
+    for (int dim : {16, 48, 96, 128, 256}) attend({KVIK_INT8, KVIK_INT4, dim, 1, 2, 32}, seed += 3);
+}
+
+void maps(const Type& type) {
+    constexpr std::int64_t ROWS = 29, COLS = 512, N = 9;
+    const Weights weights(type, ROWS, COLS, 7);
+    CHECK(weights.packed);
+    std::vector<std::int64_t> ids;
+    for (std::int64_t r = 0; r < ROWS; ++r) ids.push_back(r);
+    std::vector<float> dense(ROWS * COLS);
+    kvik_rows(&weights.matrix, ids.data(), ROWS, 1.0f, dense.data());
+
+    const auto x = floats(N * COLS, 8), bias = floats(ROWS, 9);
+    kvik_project_args args = {};
+    args.count = 2;
+    args.matrices[0] = args.matrices[1] = weights.matrix;
+    args.matrices[1].bias = bias.data();
+    std::vector<float> out(N * 2 * ROWS), one(2 * ROWS);
+    kvik_set_threads(3);
+    kvik_project(&args, x.data(), N, out.data());
+    kvik_set_threads(1);
+    for (std::int64_t n = 0; n < N; ++n) {
+        kvik_project(&args, x.data() + n * COLS, 1, one.data());
+        CHECK(same(one.data(), out.data() + n * 2 * ROWS, 2 * ROWS));
+    }
+    for (std::int64_t n = 0; n < N; ++n)
+        for (std::int64_t r = 0; r < ROWS; ++r) {
+            double sum = 0.0, size = 0.0;
+            for (std::int64_t c = 0; c < COLS; ++c) {
+                const double term = double{dense[r * COLS + c]} * x[n * COLS + c];
+                sum += term;
+                size += std::fabs(term);
+            }
+            const float* found = out.data() + n * 2 * ROWS;
+            CHECK(std::fabs(found[r] - sum) <= 2e-4 * size);
+            CHECK(std::fabs(found[ROWS + r] - (sum + bias[r])) <= 2e-4 * size + 1e-6);
+        }
+}
+
+void a_layer(const Type& type) {
+    constexpr std::int64_t HIDDEN = 256, INNER = 512, N = 5;
+    const Weights o(type, HIDDEN, HIDDEN, 1), gate(type, INNER, HIDDEN, 2);
+    const Weights up(type, INNER, HIDDEN, 3), down(type, HIDDEN, INNER, 4);
+    const auto norm = floats(HIDDEN, 5), mixed = floats(N * HIDDEN, 6), x = floats(N * HIDDEN, 7);
+    kvik_finish_args args = {o.matrix, gate.matrix, up.matrix, down.matrix, {}, {}, {}, 0};
+    for (int kind : {KVIK_SILU, KVIK_GELU_TANH}) {
+        args.activation = kind;
+        args.ffn = {norm.data(), 1e-6f};
+        args.post_mixer = args.post_ffn = {kind == KVIK_SILU ? nullptr : norm.data(), 1e-6f};
+        std::vector<float> out(N * HIDDEN), one(HIDDEN);
+        kvik_set_threads(3);
+        kvik_finish(&args, mixed.data(), x.data(), N, out.data());
+        kvik_set_threads(1);
+        for (std::int64_t n = 0; n < N; ++n) {
+            kvik_finish(&args, mixed.data() + n * HIDDEN, x.data() + n * HIDDEN, 1, one.data());
+            CHECK(same(one.data(), out.data() + n * HIDDEN, HIDDEN));
+        }
+        for (float y : out) CHECK(std::isfinite(y));
+    }
+}
+
+void refusals() {
+    CHECK(kvik_packed_bytes(8, 4, 33) == -1);
+    CHECK(kvik_packed_bytes(999, 4, 32) == -1);
+    const float broken[8] = {0, 1, 2, NAN, 4, 5, 6, 7};
+    float to[64], unit;
+    CHECK(kvik_pack(0, 1, 8, broken, to, &unit) == -1);
+}
+
+}  // namespace
+}  // namespace kvik::test
+
+int main() {
+    using namespace kvik::test;
+    for (int i = 0; const char* name = kvik_usable_variant(i); ++i) {
+        kvik_select_variant(name);
+        std::printf("%s\n", name);
+        attention_of_all_formats();
+        for (const Type& type : types()) {
+            const int before = failures;
+            maps(type);
+            if (type.number != 0) a_layer(type);
+            if (failures != before) std::fprintf(stderr, "%s, type %s\n", name, type.name);
+        }
+        refusals();
+    }
+    return result();
+}
