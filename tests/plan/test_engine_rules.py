@@ -13,6 +13,7 @@ from kvik.plan.engines import ENGINES
 from kvik.plan.engines.vllm import TYPES, Vllm
 from kvik.recipe import Recipe
 from kvik.spec import LayerSpec, ModelSpec
+from kvik.spec.presets import presets
 from kvik.stages.ggml import TYPES as GGML
 from kvik.testing.stacks import pairwise
 
@@ -92,6 +93,16 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(model: str, engine: str)
         assert not ask(model, longest + 1, engine=engine, available=3 * GIB, batch=2)["fits"]
     assert ask(model, 2000, engine=engine, available=3 * GIB, batch=largest)["fits"]
     assert not ask(model, 2000, engine=engine, available=3 * GIB, batch=largest + 1)["fits"]
+
+
+@pytest.mark.parametrize(("number", "model"), list(enumerate(presets())))
+def test_every_known_model_is_planned(number: int, model: str) -> None:
+    """Each on one engine; windows in flight, padding and expanded heads may add to the data."""
+    engine = sorted(ENGINES)[number % len(ENGINES)]
+    found = ask(model, 4096, engine=engine, memory=80 * GIB)
+    ratio = found["engine"]["reserved_bytes_per_request"] / found["kv"]["bytes"]
+    assert 0.9 < ratio < 30
+    assert found["fits"] in (True, False)
 
 
 def test_transformers_keeps_a_window_less_one() -> None:

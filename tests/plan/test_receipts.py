@@ -167,6 +167,7 @@ def test_minicpm3_is_stored_with_expanded_heads(engine: str, values: int) -> Non
     found = ask("minicpm3-4b", 4096, engine=engine)
     assert found["kv"]["bytes_per_token"] == 35_712
     assert found["engine"]["reserved_bytes_per_request"] == 4096 * 62 * 40 * values * 2
+    assert any("K and V of every head" in note for note in found["notes"])
 
 
 def test_stages_of_a_pipeline() -> None:

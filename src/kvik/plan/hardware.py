@@ -13,7 +13,7 @@ from kvik.errors import KvikError
 
 DATA = Path(__file__).with_name("hardware.json")
 MIB = 1 << 20
-_SILENT = re.compile(r"nvidia|geforce|tesla|amd|instinct|apple|google|sxm\d?|blackwell|bw$")
+_SILENT = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|apple|google|sxm\d?|blackwell|bw)\b")
 _SIZE = re.compile(r"(16|24|32|40|48|80|94|96|141|180|192|256|288)gb$")
 
 
@@ -69,4 +69,4 @@ def find_device(name: str) -> Device:
 
 
 def _key(name: str) -> str:
-    return _SILENT.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
+    return re.sub(r"[^a-z0-9]", "", _SILENT.sub("", name.casefold()))

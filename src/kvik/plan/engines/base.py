@@ -70,7 +70,8 @@ class Setting:
 class Engine(ABC):
     """One engine and its rules; all figures are for the fullest device.
 
-    ``types`` are its own cache types, ``language`` says which of them stand for recipe words.
+    ``types`` are its own cache types, ``language`` says which of them stand for recipe words;
+    ``expands`` that it has no latent cache for some families (``expanded``).
     """
 
     name: ClassVar[str]
@@ -78,6 +79,7 @@ class Engine(ABC):
     types: ClassVar[Mapping[str, CacheType]] = {}
     language: ClassVar[Language] = Language({}, {})
     inflight_default: ClassVar[int] = 0
+    expands: ClassVar[bool] = False
     rule: ClassVar[str]
     fit_rule: ClassVar[str]
 
@@ -112,6 +114,8 @@ class Engine(ABC):
         notes = [f"{self.title}: {lost}" for lost in self.expressed.lost]
         if self.types and self.kind.name != self.types[self.expressed.k].name:
             notes.append(f"{self.title} stores this model's rows as {self.kind.name}")
+        if self.expands and any(expanded(rank.spec.family) for rank in self.setting.ranks):
+            notes.append(f"{self.title} stores K and V of every head, not this model's latent rows")
         return notes
 
     @abstractmethod
@@ -138,6 +142,11 @@ class Engine(ABC):
     @abstractmethod
     def budget(self, memory: int, weights: int, activations: int) -> int:
         """Bytes of a device's ``memory`` that are left for KV; below zero where none are."""
+
+
+def expanded(family: str) -> bool:
+    """Whether engines store the heads of this family that its latent rows could give back."""
+    return family == "minicpm3"
 
 
 def latent_kind(engine: Engine, kind: CacheType, otherwise: str) -> CacheType:

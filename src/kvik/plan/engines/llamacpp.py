@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvik.plan.engines.base import GIB, CacheType, Engine, up
+from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, up
 from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
@@ -49,6 +49,7 @@ class LlamaCpp(Engine):
         pairs=True,
     )
     inflight_default = 512
+    expands = True
     rule: ClassVar[str] = (
         "the context in cells, padded to 256, K and V in blocks of 32; windowed layers have cells "
         "for window plus micro-batch (512), padded to 256; states and convolutions in float32"
@@ -83,7 +84,7 @@ class LlamaCpp(Engine):
     def _row(self, rank: Rank, layer: LayerSpec) -> int:
         k, v = self.expressed.k, self.expressed.v
         if layer.kind == "latent":
-            if rank.spec.family != "minicpm3" or layer.expanded is None:
+            if not expanded(rank.spec.family) or layer.expanded is None:
                 return row(k, layer.k_dim)
             return sum(
                 row(kind, layer.heads * dim)

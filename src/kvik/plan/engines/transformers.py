@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvik.plan.engines.base import GIB, CacheType, Engine, plain
+from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, plain
 from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
@@ -50,6 +50,7 @@ class Transformers(Engine):
             **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "quanto-4"),
         },
     )
+    expands = True
     rule: ClassVar[str] = (
         "the tokens themselves; windowed and chunked layers keep their window less one; quantized "
         "caches keep the newest 128 tokens in 16 bits; convolutions keep one column more, states "
@@ -76,7 +77,7 @@ class Transformers(Engine):
     def _layer(self, rank: Rank, own: LayerSpec, tokens: int) -> int:
         total = _state_bytes(own)
         layer = own
-        if own.kind == "latent" and own.expanded and rank.spec.family == "minicpm3":
+        if own.kind == "latent" and own.expanded and expanded(rank.spec.family):
             k, v = own.expanded
             layer = LayerSpec("full", own.heads, own.heads, k, v)
         if not layer.caches_tokens:

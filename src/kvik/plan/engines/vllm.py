@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from kvik.errors import KvikError
-from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain, up
+from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, latent_kind, plain, up
 from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
@@ -114,6 +114,7 @@ class Vllm(Engine):
         skips=True,
         page=16,
     )
+    expands = True
     rule: ClassVar[str] = (
         "blocks of 16 tokens (MLA 64); a windowed layer reserves its window less one plus the "
         "tokens in flight, and one block more; pages of all layers are made as large as the "
@@ -165,7 +166,7 @@ class Vllm(Engine):
 
     def _expanded(self, rank: Rank, layer: LayerSpec) -> LayerSpec | None:
         """The layer with expanded heads where vLLM has no latent cache for the family."""
-        if rank.spec.family != "minicpm3" or layer.expanded is None or layer.kind != "latent":
+        if not expanded(rank.spec.family) or layer.expanded is None or layer.kind != "latent":
             return None
         width = max(layer.expanded)  # V is padded to K's width
         return LayerSpec("full", layer.heads, layer.heads, width, width)
