@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +34,17 @@ __all__ = ["write_gguf"]
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="kvik is installed without the native library"
 )
+
+
+@pytest.fixture(autouse=True)
+def torch_alone() -> Iterator[None]:
+    """Torch at one thread, as beside a packed model: more of them wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 SPEC = ModelSpec("tiny", "random", LAYERS["full"], context=64, vocab=97, hidden=64, ffn=96)
 
 
@@ -183,7 +194,8 @@ def test_real_models_lose_nothing_that_matters(name: str) -> None:
     )
     p, q = ours.log_softmax(-1), theirs.log_softmax(-1)
     divergence = (q.exp() * (q - p)).sum(-1)
-    assert divergence.max() < 1e-5
+    # Scales of the file kept exactly in SmolLM2's Q4_1, to 11 bits in Gemma's Q4_K.
+    assert divergence.max() < 1e-4
     top = theirs.topk(2).values
     clear = top[:, 0] - top[:, 1] > 2 * (ours - theirs).abs().max()
     assert clear.float().mean() > 0.9

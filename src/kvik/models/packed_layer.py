@@ -52,7 +52,12 @@ class PackedLayer:
         if len(counts) == 1:
             return lambda x: (before(x, heads, dim), None, None)
         if dim == spec.v_dim:
-            return lambda x: split(before(x, heads, dim), counts, 1)
+
+            def views(x: Tensor) -> Parts:
+                q, k, v = split(before(x, heads, dim), counts, 1)
+                return q, k, v
+
+            return views
         widths = [each.weight.shape[0] for each in self._maps]
 
         def parts(x: Tensor) -> Parts:
