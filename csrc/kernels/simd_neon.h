@@ -65,6 +65,13 @@ static inline void store(std::int32_t* p, i8x x) {
     vst1q_s32(p, x.a);
     vst1q_s32(p + 4, x.b);
 }
+// Lane t of half[h] is the sum of lanes 4h .. 4h + 3 of x[t].
+static inline void half_sums(const i8x x[8], i8x half[2]) {
+    half[0] = {vpaddq_s32(vpaddq_s32(x[0].a, x[1].a), vpaddq_s32(x[2].a, x[3].a)),
+               vpaddq_s32(vpaddq_s32(x[4].a, x[5].a), vpaddq_s32(x[6].a, x[7].a))};
+    half[1] = {vpaddq_s32(vpaddq_s32(x[0].b, x[1].b), vpaddq_s32(x[2].b, x[3].b)),
+               vpaddq_s32(vpaddq_s32(x[4].b, x[5].b), vpaddq_s32(x[6].b, x[7].b))};
+}
 // Lane t of the result is the sum of the lanes of x[t].
 static inline i8x sums(const i8x x[8]) {
     int32x4_t half[8];
@@ -224,6 +231,12 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     const uint8x16_t low = vandq_u8(x, vdupq_n_u8(15)), high = vshrq_n_u8(x, 4);
     vst1q_u8(to, vzip1q_u8(low, high));
     vst1q_u8(to + 16, vzip2q_u8(low, high));
+}
+// Sixteen bytes of two 4-bit codes each as 32 floats, the low half of each byte first.
+static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
+    std::uint8_t whole[32];
+    split_nibbles(from, whole);
+    for (int v = 0; v < 4; ++v) to[v] = widen_float(whole + 8 * v);
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x x) {

@@ -52,6 +52,10 @@ static inline i8x to_int(f8 a) {
 }
 static inline i8x load(const std::int32_t* p) { i8x r; KVIK_EACH(8) r.v[i] = p[i]; return r; }
 static inline void store(std::int32_t* p, i8x a) { KVIK_EACH(8) p[i] = a.v[i]; }
+static inline void half_sums(const i8x a[8], i8x half[2]) {
+    half[0] = half[1] = izero();
+    for (int t = 0; t < 8; ++t) KVIK_EACH(8) half[i / 4].v[t] += a[t].v[i];
+}
 static inline i8x sums(const i8x a[8]) {
     i8x r = izero();
     for (int t = 0; t < 8; ++t) KVIK_EACH(8) r.v[t] += a[t].v[i];
@@ -148,6 +152,11 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
         to[2 * i] = from[i] & 15;
         to[2 * i + 1] = from[i] >> 4;
     }
+}
+static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
+    std::uint8_t whole[32];
+    split_nibbles(from, whole);
+    for (int v = 0; v < 4; ++v) to[v] = widen_float(whole + 8 * v);
 }
 static inline void store_narrow(std::int16_t* p, i8x a) {
     KVIK_EACH(8) p[i] = static_cast<std::int16_t>(a.v[i]);

@@ -58,6 +58,15 @@ static inline i8x load(const std::int32_t* p) {
 static inline void store(std::int32_t* p, i8x a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
 }
+// Lane t of half[h] is the sum of lanes 4h .. 4h + 3 of a[t].
+static inline void half_sums(const i8x a[8], i8x half[2]) {
+    const __m256i x = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0].v, a[1].v),
+                                        _mm256_hadd_epi32(a[2].v, a[3].v));
+    const __m256i y = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4].v, a[5].v),
+                                        _mm256_hadd_epi32(a[6].v, a[7].v));
+    half[0].v = _mm256_permute2x128_si256(x, y, 0x20);
+    half[1].v = _mm256_permute2x128_si256(x, y, 0x31);
+}
 // Lane t of the result is the sum of the lanes of a[t].
 static inline i8x sums(const i8x a[8]) {
     const __m256i x = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0].v, a[1].v),
@@ -199,6 +208,18 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     const __m128i high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(low, high));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi8(low, high));
+}
+// Sixteen bytes of two 4-bit codes each as 32 floats, the low half of each byte first.
+static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
+    const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(v, mask);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
+    const __m128i a = _mm_unpacklo_epi8(low, high), b = _mm_unpackhi_epi8(low, high);
+    to[0].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a));
+    to[1].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
+    to[2].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b));
+    to[3].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x a) {

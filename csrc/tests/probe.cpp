@@ -99,6 +99,8 @@ const test::Probe list[] = {
          transpose(a); for (int t = 0; t < 8; ++t) put(out, a[t])),
     BITS("split_nibbles", std::uint8_t to[32]; split_nibbles(in.bytes[0] + 1, to);
          out.add(to, 32)),
+    BITS("widen_nibbles", f8 to[4]; widen_nibbles(in.bytes[0] + 1, to);
+         for (int t = 0; t < 4; ++t) put(out, to[t])),
     BITS("store_narrow", std::int16_t to[8]; store_narrow(to, load(in.narrow)); out.add(to, 8)),
     BITS("prefetch", prefetch(in.bytes)),
 };
