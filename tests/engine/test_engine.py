@@ -544,6 +544,7 @@ def test_bad_requests_are_refused_before_they_are_queued() -> None:
         {"n": 1.5},
         {"stop": "abc"},
         {"nonsense": 1},
+        {"prompt": prompt(3)},
     ]
     for option in options:
         with pytest.raises(KvikError):

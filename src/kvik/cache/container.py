@@ -34,6 +34,7 @@ VERSION = 2
 PREFIX = struct.Struct("<8sII")
 SEAL = 32
 MAX_HEADER = 1 << 16
+PIECE = 1 << 20  # bytes in memory at a time while only checksums matter
 AGAIN = "delete it and save the sequence again"
 
 
@@ -115,6 +116,15 @@ class Reader:
         """KvikError when the file does not have so many more bytes."""
         if nbytes > self.left:
             raise KvikError(f"the saved sequence is cut short; {AGAIN}")
+
+    def look_ahead(self, nbytes: int) -> None:
+        """Checks the next bytes and the seal behind them, and comes back to where it was."""
+        place, left, hasher = self._file.tell(), self.left, self._hasher.copy()
+        for start in range(0, nbytes, PIECE):
+            self.array("<u1", min(PIECE, nbytes - start))
+        self.check_seal()
+        self._file.seek(place)
+        self.left, self._hasher = left, hasher
 
     def check_seal(self) -> None:
         """Ends a section; KvikError when it is not what was written."""

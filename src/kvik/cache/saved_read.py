@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvik.cache.container import AGAIN, SEAL, Reader
@@ -34,17 +36,25 @@ def no_room(demand: Seq[int]) -> bool:
     return True
 
 
-def read(
-    file: BinaryIO,
-    cache: KVCache,
-    identity: bytes,
-    domain: str | None = None,
-    make_room: MakeRoom = no_room,
-) -> Saved:
-    """Restores what ``write`` wrote; KvikError and an unchanged cache for anything else.
+@dataclass(frozen=True)
+class Checked:
+    """A saved sequence that is whole and belongs to ``cache``; its pages are still in the file."""
 
-    Lengths are compared with the size of the file, and all indices checked, before a page is
-    allocated. ``domain`` None accepts any.
+    reader: Reader
+    cache: KVCache
+    length: int
+    ids: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    domain: str
+    chosen: tuple[RaggedTable | None, ...]
+    states: tuple[Tensor | None, ...]
+
+
+def check(file: BinaryIO, cache: KVCache, identity: bytes, domain: str | None = None) -> Checked:
+    """Believes what ``write`` wrote; KvikError for anything else.
+
+    Lengths are compared with the size of the file, then all indices and the checksums of all that
+    it holds are checked. ``domain`` None accepts any.
     """
     reader, plan = Reader(file), cache.resolved
     header = _checked(reader.header)
@@ -52,24 +62,36 @@ def read(
     length = header["length"]
     _check_sizes(header, reader, plan)
     ids, marks = reader.array("<i8", header["ids"]), reader.array("<i8", header["marks"])
-    chosen = [_chosen(reader, group, length) for group in plan.groups]
-    states = [
+    chosen = tuple(_chosen(reader, group, length) for group in plan.groups)
+    states = tuple(
         _floats(reader, layer.state_shape) if layer.kind == "state" else None
         for layer in plan.spec.layers
-    ]
+    )
     reader.check_seal()
     check_text(plan, length, ids, marks)
     for table in chosen:
         _check_chosen(table, length)
+    reader.look_ahead(reader.left - SEAL)
+    return Checked(reader, cache, length, ids, marks, header["domain"], chosen, states)
+
+
+def take(found: Checked, make_room: MakeRoom = no_room) -> Saved:
+    """Copies the pages into the pool, once.
+
+    KvikError when the file has changed meanwhile, CapacityError without room; the sequences of
+    the cache are unchanged then.
+    """
+    reader, cache, length, chosen = found.reader, found.cache, found.length, found.chosen
+    groups = cache.resolved.groups
     make_room(_demand(cache, length, chosen))
     taken: list[Ids] = []
     try:
         main: list[Table | RaggedTable] = []
         tail: list[Table | None] = []
-        for group, table in zip(plan.groups, chosen, strict=True):
+        for group, table in zip(groups, chosen, strict=True):
             main.append(_main(cache, group, length, table, taken))
             tail.append(_tail(cache, group, length, taken))
-        for group, m, t in zip(plan.groups, main, tail, strict=True):
+        for group, m, t in zip(groups, main, tail, strict=True):
             _fill(reader, cache, group.main, m.pages)
             if t is not None and group.tail is not None:
                 _fill(reader, cache, group.tail, t.pages)
@@ -78,8 +100,8 @@ def read(
         for pages in taken:
             cache.pool.release(pages)
         raise
-    sequence = Sequence(State(length, tuple(main), tuple(tail), tuple(states)))
-    return Saved(sequence, tuple(ids.tolist()), tuple(marks.tolist()), header["domain"])
+    sequence = Sequence(State(length, tuple(main), tuple(tail), found.states))
+    return Saved(sequence, tuple(found.ids.tolist()), tuple(found.marks.tolist()), found.domain)
 
 
 def _demand(cache: KVCache, length: int, chosen: Seq[RaggedTable | None]) -> list[int]:

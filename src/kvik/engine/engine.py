@@ -103,6 +103,7 @@ class Engine:
         self._jobs: dict[int, Job] = {}
         self._deadlines: dict[int, float] = {}
         self._inbox: deque[Job | int] = deque()  # what other threads ask for during a step
+        self._told: list[Output] = []  # what the next step returns before its own
         self._lock = Lock()
         self.decoding = Decoding(model, self.memory, self._close)
         self._steps = self._computed = 0
@@ -125,15 +126,16 @@ class Engine:
         """
         if not isinstance(number, int):
             raise KvikError(f"{number!r} is no id; `add` gives them")
-        self._inbox.append(number)
-        self._drain_if_idle()
+        with uninterrupted():
+            self._inbox.append(number)
+            self._drain_if_idle()
 
     def preempt(self, number: int) -> bool:
         """Takes the pages of a running request, which resumes when there is room again.
 
         Changes nothing of its answer. False when it is not running.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._drain()
             job = self._jobs.get(number)
             if job is None or job.status is not Status.RUNNING:
@@ -144,7 +146,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether another step has anything to do or to tell."""
-        return bool(self._jobs or self._inbox or self.decoding.news)
+        return bool(self._jobs or self._inbox or self.decoding.news or self._told)
 
     def stats(self) -> Stats:
         """Where the engine stands."""
@@ -164,6 +166,13 @@ class Engine:
 
         When it raises (no memory, an interrupt) no request is lost: the next step goes on.
         """
+        self._advance()
+        # With no call before the return: a signal cannot come in between and lose it.
+        told, self._told = self._told, []
+        return told
+
+    def _advance(self) -> None:
+        """One step; adds what came of it to what is told."""
         with self._lock:
             try:
                 with uninterrupted():
@@ -182,9 +191,9 @@ class Engine:
                 self.cache.abort()
                 raise
             self._steps += 1
-        # Last, with no call before the return: a signal cannot come in between and lose it.
-        news, self.decoding.news = self.decoding.news, []
-        return news
+            with uninterrupted():  # under the lock: another thread's `abort` adds news too
+                self._told += self.decoding.news
+                self.decoding.news = []
 
     def generate(
         self,
@@ -199,18 +208,21 @@ class Engine:
         """
         jobs: dict[int, Job] = {}
         found: dict[int, Completion] = {}
-        others: list[Output] = []
         try:
             for prompt in prompts:
-                job = self._add(prompt, options)
-                jobs[job.id] = job
-                found[job.id] = Completion(job.id, len(job.request.prompt))
+                with uninterrupted():
+                    job = self._add(prompt, options)
+                    jobs[job.id] = job
+                    found[job.id] = Completion(job.id, len(job.request.prompt))
             going = set(jobs)
             while going:
-                for output in self.step():
-                    if output.id not in going:
-                        others.append(output)
-                        continue
+                known = len(self._told)  # of other requests, for whoever steps next
+                self._advance()
+                with uninterrupted():
+                    news = self._told[known:]
+                    mine = [output for output in news if output.id in going]
+                    self._told[known:] = [output for output in news if output.id not in going]
+                for output in mine:
                     if output.last:
                         going.remove(output.id)
                     samples = found[output.id].samples
@@ -218,11 +230,10 @@ class Engine:
                     samples[output.sample].add(output)
                     on_output(output)
         except BaseException:
-            for number in jobs:
-                self.abort(number)
+            with uninterrupted():
+                for number in jobs:
+                    self.abort(number)
             raise
-        finally:
-            self.decoding.news[:0] = others
         for number, job in jobs.items():
             found[number].cached_tokens, found[number].shared = job.hit_tokens or 0, job.shared
         return list(found.values())
@@ -230,6 +241,8 @@ class Engine:
     def _add(self, request: Request | Sequence[int] | str, options: dict[str, Any]) -> Job:
         if isinstance(request, str):
             request = self.model.tokenizer.encode(request)
+        if "prompt" in options:
+            raise KvikError("the prompt comes first, and only there: leave out `prompt=`")
         if unknown := sorted(options.keys() - FIELDS):
             raise KvikError(f"a request has no {unknown[0]}; it has {', '.join(sorted(FIELDS))}")
         if not isinstance(request, Request):
@@ -254,11 +267,13 @@ class Engine:
         job.branches = [
             Branch(job, i, t, self.decoding.stream(request)) for i, t in enumerate(texts)
         ]
-        self._inbox.append(job)
-        self._drain_if_idle()
+        with uninterrupted():
+            self._inbox.append(job)
+            self._drain_if_idle()
         return job
 
     def _drain_if_idle(self) -> None:
+        """Call it where nothing interrupts: between these lines the lock would stay taken."""
         if self._lock.acquire(blocking=False):
             try:
                 self._drain()
@@ -299,7 +314,8 @@ class Engine:
         """
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         with self._lock:
-            self._drain()
+            with uninterrupted():
+                self._drain()
             text = self._prefixes.text(ids, marks, domain)
             return save_prefix(path, self._prefixes, text, self.model.identity)
 
@@ -310,7 +326,8 @@ class Engine:
         with KvikError, one that finds no room with CapacityError; the engine is unchanged then.
         """
         with self._lock:
-            self._drain()
+            with uninterrupted():
+                self._drain()
             return load_prefix(path, self._prefixes, self.model.identity, domain)
 
     @property

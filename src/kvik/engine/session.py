@@ -184,8 +184,9 @@ class Session:
     def _recompute(self, tokens: Seq[int], logits: str) -> Tensor:
         """Without a cache the whole text runs again and nothing is kept."""
         text = [*self.tokens, *tokens]
-        self.cache.plan([self._sequence], [len(text)])
         try:
+            with uninterrupted():
+                self.cache.plan([self._sequence], [len(text)])
             wanted = 1 if logits == "last" else len(tokens)
             rows = torch.arange(len(text) - wanted, len(text))
             ids = torch.tensor(text, dtype=torch.int64)
@@ -200,8 +201,14 @@ class Session:
         twin = object.__new__(Session)
         twin.model, twin.max_tokens, twin.recipe = self.model, self.max_tokens, self.recipe
         twin.cache, twin.tokens, twin._marks = self.cache, list(self.tokens), []
-        twin._sequence, twin._room = self.cache.fork(self._sequence), self._room
-        return twin
+        twin._sequence, twin._room = self.cache.create(), self._room
+        try:
+            with uninterrupted():
+                twin._sequence = self.cache.fork(self._sequence)
+            return twin
+        except BaseException:
+            twin.close()
+            raise
 
     def mark(self) -> None:
         """Remembers this point, so that :meth:`trim` can come back to it exactly.
@@ -213,8 +220,9 @@ class Session:
                 "the session has no room for another mark; start it with a larger max_marks, or "
                 "go back behind an older one"
             )
-        self._room.marks -= 1
-        self._marks.append(Mark(tuple(self.tokens), self.cache.snapshot(self._sequence)))
+        with uninterrupted():
+            self._marks.append(Mark(tuple(self.tokens), self.cache.snapshot(self._sequence)))
+            self._room.marks -= 1
 
     def trim(self, length: int) -> int:
         """Goes back to the first ``length`` tokens; returns how many had to be recomputed.
@@ -254,10 +262,11 @@ class Session:
 
     def close(self) -> None:
         """Gives every page back."""
-        while self._marks:
-            self._unmark()
-        self.cache.free(self._sequence)
-        self.tokens = []
+        with uninterrupted():
+            while self._marks:
+                self._unmark()
+            self.cache.free(self._sequence)
+            self.tokens = []
 
 
 def check_fits(plan: Plan, tokens: int, available: int | None = None) -> None:
