@@ -13,6 +13,7 @@ transformers, whose stopping rules these are too. Arithmetic is float64, theirs 
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
 from math import inf, pow
 from typing import Literal, NamedTuple
@@ -101,6 +102,10 @@ class BeamSearch:
         """Whether no beam is left to feed."""
         return not self.live
 
+    def fork(self) -> BeamSearch:
+        """A search that stands where this one does and goes on by itself."""
+        return copy(self)  # no list of it is ever changed in place
+
     def first(self, row: Tensor) -> list[Choice]:
         """The first beams, from the logits [vocab] after the prompt; every parent is 0."""
         if self.live != [Beam((), 0.0)]:
@@ -116,7 +121,7 @@ class BeamSearch:
             raise KvikError(f"{len(rows)} rows of logits came for {len(self.live)} live beams")
         width = self.params.width
         totals = np.stack([b.logprob + logprobs(r) for b, r in zip(self.live, rows, strict=True)])
-        choices, grown = [], []
+        choices, grown, found = [], [], list(self.hypotheses)
         for rank, choice in enumerate(_likeliest(totals, width * max(2, 1 + len(self.eos_ids)))):
             beam = Beam((*self.live[choice.parent].tokens, choice.token), choice.logprob)
             ended = choice.token in self.eos_ids
@@ -126,11 +131,11 @@ class BeamSearch:
             elif rank < width:
                 score = self._score(beam.logprob, len(beam.tokens))
                 finish: Literal["eos", "length"] = "eos" if ended else "length"
-                self.hypotheses.append(Hypothesis(beam.tokens, score, finish))
-        self.hypotheses.sort(key=lambda h: -h.score)
-        del self.hypotheses[width:]
-        self.live = [] if self._settled(grown) else grown[:width]
-        return choices[: len(self.live)]
+                found.append(Hypothesis(beam.tokens, score, finish))
+        found = sorted(found, key=lambda h: -h.score)[:width]
+        live = [] if self._settled(grown, found) else grown[:width]
+        self.hypotheses, self.live = found, live
+        return choices[: len(live)]
 
     def result(self) -> list[Hypothesis]:
         """The best ``n`` hypotheses, best first: of those found so far while not ``done``."""
@@ -139,16 +144,16 @@ class BeamSearch:
     def _score(self, logprob: float, length: int) -> float:
         return logprob / pow(length, self.params.length_penalty)
 
-    def _settled(self, grown: list[Beam]) -> bool:
+    def _settled(self, grown: list[Beam], found: list[Hypothesis]) -> bool:
         """Whether the hypotheses stand, though beams could go on."""
         width, early = self.params.width, self.params.early_stopping
-        if not grown or len(self.hypotheses) < width:
+        if not grown or len(found) < width:
             return False
         if early is True or width == 1:
             return True
         far = early == "never" and self.params.length_penalty > 0
         length = self.max_new if far else len(grown[0].tokens)
-        return self._score(grown[0].logprob, length) <= self.hypotheses[-1].score
+        return self._score(grown[0].logprob, length) <= found[-1].score
 
 
 def _likeliest(totals: Floats, count: int) -> list[Choice]:

@@ -78,6 +78,7 @@ def generate(
                 finish = "length"
         if finish in ("eos", "length"):
             text += stream.finish()
+            finish = "stop" if stream.stopped else finish
         yield Event(token, text, finish)
         if finish:
             return

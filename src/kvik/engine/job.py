@@ -30,12 +30,13 @@ class Status(Enum):
 class Branch:
     """One growing sequence of a request. ``sequence`` is None while it holds no pages."""
 
-    __slots__ = ("finish", "index", "job", "row", "sequence", "stream", "text")
+    __slots__ = ("finish", "index", "job", "passed", "row", "sequence", "stream", "text")
 
     def __init__(self, job: Job, index: int, text: Text, stream: TextStream | None) -> None:
         self.job, self.index, self.text, self.stream = job, index, text, stream
         self.sequence: Sequence | None = None
         self.finish: Finish | None = None
+        self.passed = 0  # steps that had no room for it since it was last computed
         self.row: Tensor | None = None  # logits that wait for those of its siblings
 
     @property
@@ -82,6 +83,16 @@ class Job:
     def live(self) -> list[Branch]:
         """Branches that still grow."""
         return [b for b in self.branches if b.finish is None]
+
+    @property
+    def lead(self) -> Branch:
+        """The one that computes the prompt for its siblings.
+
+        That is one without a token of its own, if any is: then it needs the logits after the
+        prompt, and gives them to the others like it.
+        """
+        live, prompt = self.live, len(self.request.prompt)
+        return next((b for b in live if b.known == prompt), live[0])
 
     @property
     def width(self) -> int:

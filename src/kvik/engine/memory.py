@@ -73,8 +73,9 @@ class Memory:
 
     def demand_of_group(self, job: Job) -> Demand:
         """What a job needs for all its known tokens, now that its first branch has its prefix."""
-        lead, *others = job.live
-        lengths = [branch.known for branch in job.live]
+        lead = job.lead
+        others = [branch for branch in job.live if branch is not lead]
+        lengths = [branch.known for branch in (lead, *others)]
         need = self.demand(lead, lead.known - lead.computed)
         if others:
             alone = self.peak(lengths[0])

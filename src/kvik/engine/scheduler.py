@@ -4,7 +4,8 @@ A step has a budget of tokens. Sequences that wait for one token (decodes) come 
 in the order of service, cut to what is left (Sarathi-Serve, arXiv 2403.02310). Requests run and
 are admitted by priority, then arrival; one is admitted when the pages of all its known tokens are
 there, and beside them a page for everyone who runs. When pages run out the last one in that order
-is preempted. The oldest request never is, so it always ends, and everyone becomes the oldest.
+is preempted. The oldest request never is, so it always ends, and everyone becomes the oldest. Who
+was passed over for too long goes first, waiting or running.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 Order = Literal["arrival", "prefix"]
 LOOKAHEAD = 64  # waiting requests that longest-prefix-first compares
-PATIENCE = 64  # times that later requests may overtake one, by priority or by prefix
+# Times that later requests may overtake a waiting one, by priority or by prefix, and steps that
+# may have no tokens left for a running one.
+PATIENCE = 64
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,11 @@ class Scheduler:
         quiet = not (parts or self.waiting) and len(decodes) <= self._budget
         if quiet and self.memory.ample(len(decodes)):  # the common case needs no exact count
             return Batch(decodes, [])
+        runnable = decodes + parts
+        late = [branch for branch in runnable if branch.passed >= PATIENCE]
+        if late:  # before all others, as if it were the only one
+            parts = late + [branch for branch in runnable if branch.passed < PATIENCE]
+            decodes = []
         together = self.memory.demand_of_decodes(decodes)
         if len(decodes) <= self._budget and self.memory.make_room(together):
             self._decodes, self._need = decodes, together
@@ -159,7 +167,17 @@ class Scheduler:
             self._continue(branch)
         if self.waiting and before == self.counts.swapped + self.counts.recomputed:
             self._admit()
+        self._count_passed(runnable)
         return Batch(self._decodes, self._parts)
+
+    def _count_passed(self, runnable: list[Branch]) -> None:
+        """Takes note of who found no room in the step."""
+        for branch in runnable:
+            branch.passed += 1
+        for branch in self._decodes:
+            branch.passed = 0
+        for work in self._parts:
+            work.branch.passed = 0
 
     # Running jobs
 
@@ -292,11 +310,11 @@ class Scheduler:
     def _hit(self, job: Job) -> Hit | None:
         if job.status is Status.SWAPPED or not job.request.share:
             return None
-        return self.memory.match(job.live[0])
+        return self.memory.match(job.lead)
 
     def _start(self, job: Job, hit: Hit | None, running: int) -> bool:
         """Lets a job run if there is room for all that is known of it; whether it does now."""
-        memory, live = self.memory, job.live
+        memory, lead = self.memory, job.lead
         # Alone it needs no more room than for its next token: `add` saw to it that it ends.
         reserve = memory.add(self._need, memory.reserve(running))
         if job.swapped is not None:
@@ -304,20 +322,20 @@ class Scheduler:
                 return False
             memory.unpark(job)
         else:
-            memory.start(live[0], hit)
+            memory.start(lead, hit)
             demand = memory.add(reserve, memory.demand_of_group(job))
             if running and not memory.make_room(demand):
-                memory.release(live[0])
+                memory.release(lead)
                 return False
             memory.note(hit)
-            self.counts.reused += live[0].computed
+            self.counts.reused += lead.computed
             if job.hit_tokens is None:
-                job.hit_tokens = live[0].computed
+                job.hit_tokens = lead.computed
             self.underway.announce(job)
         self.waiting.remove(job)
         insort(self.running, job, key=lambda j: j.key)
         job.status = Status.RUNNING
-        for branch in live:
+        for branch in job.live:
             if branch.sequence is not None and branch.computed < job.target(branch):
                 self._continue(branch, preempt=not running)
         return True

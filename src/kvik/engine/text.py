@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from copy import copy
 
 from kvik.errors import KvikError
 from kvik.models.tokenizer import Tokenizer
@@ -41,6 +42,13 @@ class TextStream:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
+    def fork(self) -> TextStream:
+        """A stream that stands where this one does and goes on by itself."""
+        twin = copy(self)
+        twin._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
+
     def push(self, token: int) -> str:
         """The text that is certain now that ``token`` has come; none once stopped."""
         if self.stopped:
@@ -52,7 +60,10 @@ class TextStream:
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """What was held back, now that no more ids come. Ends the stream."""
+        """What was held back, now that no more ids come. Ends the stream.
+
+        ``stopped`` turns true if a complete stop string was held back.
+        """
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))

@@ -23,7 +23,7 @@ class Underway:
 
     def announce(self, job: Job) -> None:
         """Says which blocks of its prompt a job is about to compute."""
-        block, lead, prompt = self.memory.block, job.live[0], job.request.prompt
+        block, lead, prompt = self.memory.block, job.lead, job.request.prompt
         if block and job.request.share:
             job.announced = True
             for end in range((lead.computed // block + 1) * block, len(prompt) + 1, block):
@@ -42,7 +42,7 @@ class Underway:
         """Whether a running job is computing the prefix that a waiting one needs next."""
         if hit is None or job.status is Status.SWAPPED:
             return False
-        text, block = job.live[0].text, self.memory.block
+        text, block = job.lead.text, self.memory.block
         end = (hit.length // block + 1) * block
         owner = self._owner.get(text.prefix_digest(end)) if end <= len(text.ids) else None
         if owner is None:
