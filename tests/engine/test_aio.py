@@ -118,3 +118,23 @@ def test_a_stream_needs_a_running_engine() -> None:
             await running.__aenter__()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_what_ends_the_thread_ends_the_streams(error: BaseException) -> None:
+    """With one clear error instead of a hang; nothing more is taken."""
+    engine = Engine(Faulty(PLAIN.name, PLAIN.spec, PLAIN.decoder), memory="8MiB")
+
+    async def main() -> None:
+        async with AsyncEngine(engine) as running:
+            FAULTS.append(raises(error))
+            with pytest.raises(KvikError, match="thread ended"):
+                async with asyncio.timeout(60):
+                    await anext(running.stream(prompt(9), max_new=5))
+            with pytest.raises(KvikError, match="closed"):
+                await anext(running.stream(prompt(9)))
+
+    asyncio.run(main())
+    FAULTS.clear()
+    assert whole(engine)
+    assert not engine.scheduler.running

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvik.engine.engine import Engine
 from kvik.engine.request import Output, Request
+from kvik.engine.uninterrupted import uninterrupted
 from kvik.errors import KvikError
 
 _Queue = asyncio.Queue[Output | BaseException]
@@ -23,7 +24,8 @@ class AsyncEngine:
                 print(output.text, end="")
 
     A stream that is left early (a break, a cancelled task) aborts its request. An error in a step
-    reaches every open stream; the engine stays usable.
+    reaches every open stream; the engine stays usable. What ends its thread (SystemExit) ends the
+    streams with KvikError and closes it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -56,9 +58,10 @@ class AsyncEngine:
                 raise KvikError("the engine was closed")
             if not self._thread.is_alive():
                 raise KvikError("the engine is not running yet: use it inside `async with`")
-            number = self.engine.add(prompt, **options)
-            self._streams[number] = (asyncio.get_running_loop(), queue)
-            self._wake.notify()
+            with uninterrupted():
+                number = self.engine.add(prompt, **options)
+                self._streams[number] = (asyncio.get_running_loop(), queue)
+                self._wake.notify()
         ended = False
         try:
             while not ended:
@@ -74,28 +77,40 @@ class AsyncEngine:
                     self._wake.notify()
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._awaited():
+                try:
+                    outputs = self.engine.step()
+                except Exception as error:
+                    self._fail(error)
+                    continue
+                with self._wake:
+                    for output in outputs:
+                        if output.id in self._streams:
+                            self._put(output.id, output)
+        except BaseException as error:
+            # Nobody waits for a thread that has ended; and to a task SystemExit is no news.
+            ended = KvikError(f"the engine's thread ended ({error!r}); make another AsyncEngine")
+            ended.__cause__ = error
             with self._wake:
-                self._wake.wait_for(lambda: self._closing or self.engine.busy)
-                if self._closing:
-                    return
-            try:
-                outputs = self.engine.step()
-            except Exception as error:
-                self._fail(error)
-                continue
-            with self._wake:
-                for output in outputs:
-                    if output.id in self._streams:
-                        self._put(output.id, output)
+                self._closing = True
+            self._fail(ended)
+
+    def _awaited(self) -> bool:
+        """Waits for something to do; False once the engine is being closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or self.engine.busy)
+            return not self._closing
 
     def _fail(self, error: BaseException) -> None:
         """Ends every open stream with an error, and its request with it."""
         with self._wake:
-            for number in list(self._streams):
+            streams = list(self._streams)
+            for number in streams:
                 self._put(number, error)
-                self.engine.abort(number)
             self._streams.clear()
+            for number in streams:
+                self.engine.abort(number)
 
     def _put(self, number: int, item: Output | BaseException) -> None:
         loop, queue = self._streams[number]
