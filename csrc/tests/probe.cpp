@@ -74,6 +74,8 @@ const test::Probe list[] = {
     BITS("to_int", put(out, to_int(load(in.small)))),
     BITS("sums of integers", i8x a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.i[t]);
          put(out, sums(a))),
+    BITS("half_sums", i8x a[8]; i8x half[2]; for (int t = 0; t < 8; ++t) a[t] = load(in.i[t]);
+         half_sums(a, half); put(out, half[0]); put(out, half[1])),
     FLOATS("sums", f8 a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.ordered[t]);
            put(out, sums(a))),
     BITS("splat_pair", put(out, splat_pair(in.s[0] + 5))),
