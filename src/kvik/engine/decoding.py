@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvik.engine.beam import BeamSearch
 from kvik.engine.choose import Chosen, alternatives, as_refusal, choose
+from kvik.engine.identity import Text
 from kvik.engine.job import Branch, Job, Status
 from kvik.engine.memory import Memory
 from kvik.engine.request import Finish, Output, Request
@@ -56,8 +57,29 @@ class Decoding:
             branches, rows, searches = self._share_out(ready, logits)
             table = logits[rows]
         if branches:
-            chosen = choose(table, branches)
-            self._publish([self._next(b, chosen[i], table, i) for i, b in enumerate(branches)])
+            plain: list[tuple[Text, int]] = []
+            news: list[Output] = []
+            others: list[Next] = []
+            for row, (branch, token) in enumerate(
+                zip(branches, choose(table, branches), strict=True)
+            ):
+                job, text = branch.job, branch.text
+                if (  # what most tokens are, at little cost
+                    job.plain
+                    and branch.stream is None
+                    and type(token) is int
+                    and token not in job.eos_ids
+                    and len(text.ids) + 1 < job.longest
+                ):
+                    plain.append((text, token))
+                    news.append(Output(job.id, branch.index, (token,)))
+                else:
+                    others.append(self._next(branch, token, table, row))
+            for text, token in plain:
+                text.append(token)
+            self.generated += len(plain)
+            self.news += news
+            self._publish(others)
         for job in searches:
             self._search(job)
 
@@ -104,9 +126,6 @@ class Decoding:
         """What a token chosen from a row of ``table`` [.., vocab] means; changes nothing."""
         job = branch.job
         if not isinstance(chosen, KvikError):
-            goes_on = chosen not in job.eos_ids and len(branch.text.ids) + 1 < job.longest
-            if goes_on and job.plain and branch.stream is None:
-                return Next(branch, Output(job.id, branch.index, (chosen,)), None)
             try:
                 return self._tell(branch, chosen, table[row])
             except MemoryError:
@@ -226,5 +245,6 @@ class Decoding:
 
     def _end_with(self, job: Job, told: list[Output]) -> None:
         """The last that there is to tell of a request."""
-        self.news += [*told[:-1], told[-1]._replace(last=True)]
+        if told:  # its samples may all have ended in a step that broke off after that
+            self.news += [*told[:-1], told[-1]._replace(last=True)]
         self.close(job)
