@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -15,6 +16,7 @@ from kvik.engine.engine import Engine
 from kvik.engine.scheduler import Order
 from kvik.engine.underway import Underway
 from kvik.models import Model
+from kvik.recipe.layout import ALIGN
 from kvik.testing import models
 
 assert tracers.PerChannel.examples  # importing them registered them
@@ -140,9 +142,11 @@ def test_a_walk_preempts_swaps_forks_and_hits() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["leak", "double", "early"])
+@pytest.mark.parametrize("fault", ["leak", "double", "early", "wrong"])
 def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative controls: a page kept, a page freed twice, a prompt's pages freed too early."""
+    """Negative controls: a page kept, a page freed twice, a prompt's pages freed too early, and
+    one with plausible numbers that are not its own.
+    """
     one = driver("fp16")
     memory = one.engine.memory
     release = type(memory).release
@@ -166,8 +170,16 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
                 memory.pool.alloc(memory.pool.page_bytes[0], 1)
         settle(self, job)
 
-    settle = Underway.settle
-    if fault == "early":
+    def wrong(branch, hit) -> None:
+        start(branch, hit)
+        for page in branch.sequence.state.pages()[:1].tolist():
+            rows = memory.pool.buffer[page * ALIGN :][: memory.pool.page_bytes[0]]
+            rows.view(torch.float16).mul_(-1)
+
+    settle, start = Underway.settle, memory.start
+    if fault == "wrong":
+        monkeypatch.setattr(memory, "start", wrong)
+    elif fault == "early":
         monkeypatch.setattr(Underway, "settle", early)
     else:
         monkeypatch.setattr(type(memory), "release", leak if fault == "leak" else double)

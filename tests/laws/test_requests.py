@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests import tracers
 from kvik.engine.engine import Engine
 from kvik.engine.prefix import Hit, PrefixCache
 from kvik.errors import RecipeError
+from kvik.recipe import Recipe
 from kvik.testing import ConformanceError, check_engine, models, stacks
+from kvik.testing.requests import check_long_prompt
 
 assert tracers.PerChannel.examples  # importing them registered them
 MODELS = {"plain": models.plain, "grouped": models.grouped, "latent": models.latent}
@@ -26,12 +29,46 @@ def test_however_a_request_is_served_its_answer_is_the_same(recipe: str) -> None
     check_engine(recipe, models.grouped())
 
 
+@pytest.mark.parametrize("recipe", ["int8/int4+page:7", "int8+sinks:2+window:18"])
+def test_a_prompt_longer_than_a_step_of_a_thousand_tokens(recipe: str) -> None:
+    check_long_prompt(recipe, models.grouped())
+
+
+SPECS = {name: make().spec for name, make in MODELS.items()}
+
+
+def pairs() -> list[tuple[str | None, str]]:
+    """Every stack with one of the models that take it, the one that has fewest so far."""
+    found: list[tuple[str | None, str]] = []
+    counts = dict.fromkeys(SPECS, 0)
+    for recipe in stacks.pairwise():
+        taken = []
+        for name, spec in SPECS.items():
+            with contextlib.suppress(RecipeError):  # test_stacks looks at the reasons
+                Recipe.parse(recipe).resolve(spec)
+                taken.append(name)
+        chosen = min(taken, key=counts.__getitem__, default=None)
+        found.append((chosen, recipe))
+        if chosen is not None:
+            counts[chosen] += 1
+    return found
+
+
+PAIRS = pairs()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "recipe"), list(enumerate(stacks.pairwise())))
-def test_every_pair_of_choices(number: int, recipe: str) -> None:
-    """A covering array of stacks, the models in turn."""
-    with contextlib.suppress(RecipeError):  # test_stacks looks at the reasons
-        check_engine(recipe, list(MODELS.values())[number % len(MODELS)](), thorough=False)
+@pytest.mark.parametrize(("model", "recipe"), [pair for pair in PAIRS if pair[0]])
+def test_every_pair_of_choices(model: str, recipe: str) -> None:
+    """A covering array of stacks, over all the models."""
+    check_engine(recipe, MODELS[model](), thorough=False)
+
+
+def test_most_pairs_of_choices_are_run() -> None:
+    """What no model takes does not hollow out the test above, and every model has its share."""
+    counts = Counter(name for name, _ in PAIRS)
+    assert counts[None] <= 0.3 * len(PAIRS)
+    assert all(counts[name] >= 12 for name in MODELS)
 
 
 class HitsTooFar(PrefixCache):

@@ -23,6 +23,7 @@ from kvik.testing.error import ConformanceError
 PROMPT, NEW = 75, 7
 TOLERANCE = 2e-5
 CHUNKS = (1, 7, 64)
+LONG, LONG_CHUNKS = 1100, (1000, 257)
 GREEDY, SEEDED = Sampling(), Sampling(temperature=1.0, seed=11)
 MakeEngine = Callable[..., Engine]
 
@@ -56,6 +57,16 @@ def check_engine(
         for check in (*ways[0], *ways[1]) if thorough else own:
             check(request, want)
     run.check_samples()
+
+
+def check_long_prompt(recipe: str, model: Model, make: MakeEngine = Engine) -> None:
+    """The same for a prompt that steps of 1,000 tokens really cut in two."""
+    chance = random.Random(4)
+    prompt = tuple(chance.randrange(model.spec.vocab) for _ in range(LONG))
+    run, request = _Run(recipe, model, make, prompt, False), Request(prompt, max_new=3, logprobs=0)
+    engine = run.engine(step_tokens=2 * LONG, prefix_cache=False)
+    want = engine.generate([request])[0].samples
+    run.check_chunks(request, want, LONG_CHUNKS)
 
 
 @dataclass
@@ -106,9 +117,11 @@ class _Run:
             found.append(Request(start + own, SEEDED, max_new=4 + 3 * index))
         return found
 
-    def check_chunks(self, request: Request, want: list[Sample]) -> None:
+    def check_chunks(
+        self, request: Request, want: list[Sample], sizes: tuple[int, ...] = CHUNKS
+    ) -> None:
         """The prompt in pieces."""
-        for size in CHUNKS:
+        for size in sizes:
             engine = self.engine(step_tokens=size)
             self.compare(f"chunks of {size}", engine.generate([request])[0].samples, want)
             self.finish(engine, f"chunks of {size}")
