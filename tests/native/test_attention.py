@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kvik import native
 from kvik.cache import KVCache, PagePool, choose_slab
+from kvik.errors import KvikError
+from kvik.ops import Keys, Scoring, native_attention, reference
 from kvik.recipe import Recipe
 from kvik.spec.model import LayerSpec, ModelSpec, Rope
 from kvik.testing.oracle import OracleCache
@@ -31,7 +34,7 @@ RECIPES = (
     "int8+window:40",
     "sinks:4+window:60",
     "int8+sinks:4+window:300",
-    "int4+sinks:4+window:60,positions=original",
+    "int4+sinks:4,positions=original+window:60",
 )
 
 
@@ -96,7 +99,6 @@ def cut(total: int, size: int) -> list[int]:
 def oracle(spec: ModelSpec, recipe: str, inputs: Streams, last: int) -> list[Tensor]:
     """Outputs of the last tokens, in float64."""
     exact = OracleCache(Recipe.parse(recipe).resolve(spec))
-    outs: list[list[Tensor]] = [[] for _ in inputs]
     total = len(inputs[0][0])
     exact.plan(total)
     return [
@@ -105,14 +107,19 @@ def oracle(spec: ModelSpec, recipe: str, inputs: Streams, last: int) -> list[Ten
     ]
 
 
+# Keys are rotated in float32 here and in float64 there: now and then a code falls to the other side
+# of a rounding, which is a difference of the codes and not of the attention to them.
+@pytest.mark.parametrize(("rotated", "bound"), [(False, 1e-4), (True, 1e-3)])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_equals_the_oracle(recipe: str) -> None:
-    spec = model(layer(), layer(dim=32, heads=4, kv=4, softcap=20.0))
+def test_it_equals_the_oracle(recipe: str, rotated: bool, bound: float) -> None:
+    turn = {} if rotated else {"rope": None}
+    spec = model(layer(**turn), layer(dim=32, heads=4, kv=4, softcap=20.0, **turn))
     inputs = streams(spec, 330)
-    outs, _ = run(cache_of(spec, recipe), inputs, [330])
     wanted = oracle(spec, recipe, inputs, 330)
-    for got, exact, (_, _, v) in zip(outs, wanted, inputs, strict=True):
-        assert (got.double() - exact).abs().max() <= 1e-4 * v.abs().max()
+    for chunks in ([330], [300] + [1] * 30):
+        outs, _ = run(cache_of(spec, recipe), inputs, chunks)
+        for got, exact, (_, _, v) in zip(outs, wanted, inputs, strict=True):
+            assert (got.double() - exact).abs().max() <= bound * v.abs().max()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -137,3 +144,116 @@ def test_cuts_pages_and_threads_change_no_bit(recipe: str) -> None:
                 assert torch.equal(one, other)
     finally:
         native.set_threads(LIBRARY, before)
+
+
+def test_a_wrong_page_is_seen() -> None:
+    spec = model(layer())
+    inputs = streams(spec, 100)
+    right, _ = run(cache_of(spec, "int8"), inputs, [60, 40])
+    cache = cache_of(spec, "int8")
+    sequence = cache.create()
+    for low, high in ((0, 60), (60, 100)):
+        q, k, v = (x[low:high] for x in inputs[0])
+        cache.plan([sequence], [high - low])
+        wrong, _ = cache.attend(0, q, k, v)
+        cache.commit()
+        page = int(sequence.state.main[0].pages[0])
+        cache.pool.buffer[page * 64 : page * 64 + 512] = 1
+    assert not torch.equal(right[0][60:], wrong)
+
+
+def test_sequences_in_one_batch_do_not_touch_each_other() -> None:
+    spec = model(layer(), layer(dim=32, heads=4, kv=4))
+    cache = cache_of(spec, "int8+window:70", 4096)
+    lengths, extra = (300, 1, 64, 17), (1, 9, 1, 33)
+    texts = [streams(spec, a + b, seed=a) for a, b in zip(lengths, extra, strict=True)]
+    alone = [
+        run(cache_of(spec, "int8+window:70"), text, [a, b])[0]
+        for text, a, b in zip(texts, lengths, extra, strict=True)
+    ]
+    sequences = [cache.create() for _ in texts]
+    starts, counts = [0] * 4, list(lengths)
+    for _ in range(2):
+        cache.plan(sequences, counts)
+        for i in range(2):
+            rows = [
+                [x[low : low + n] for x in text[i]]
+                for text, low, n in zip(texts, starts, counts, strict=True)
+            ]
+            q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
+            out, _ = cache.attend(i, q, k, v)
+            for part, mine, low, n in zip(out.split(counts), alone, starts, counts, strict=True):
+                assert torch.equal(part, mine[i][low : low + n])
+        cache.commit()
+        starts, counts = list(lengths), list(extra)
+
+
+def test_what_is_not_finite_stays_with_its_own_token() -> None:
+    spec = model(layer())
+    inputs = streams(spec, 40)
+    inputs[0][0][5] = float("nan")
+    out, lse = run(cache_of(spec, "int8"), inputs, [40])
+    assert out[0][5].isnan().all()
+    assert lse[0][5].isnan().all()
+    assert out[0][:5].isfinite().all()
+    assert out[0][6:].isfinite().all()
+
+
+@pytest.mark.parametrize("softcap", [None, 15.0])
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_explicit_entries_equal_the_reference(sinks: int, softcap: float | None) -> None:
+    torch.manual_seed(3)
+    h, g, n, e, d, dv = 2, 3, 37, 600, 64, 32
+    q, second = torch.randn(2, h, g, n, d)
+    position = torch.arange(e)
+    first = position + torch.randint(0, 3, (e,))
+    until = torch.where(torch.rand(e) < 0.3, position + 50, 10_000)
+    keys = Keys(torch.randn(h, e, d), torch.randn(h, e, dv), position, first, until, sinks)
+    at = torch.arange(e - n, e)
+    scoring = Scoring(d**-0.5, softcap)
+    q_sinks = second if sinks else None
+    out, lse = native_attention.attend_entries(q, at, keys, scoring, q_sinks)
+    exact, exact_lse = reference.attend(q, at, keys, scoring, q_sinks)
+    assert (out - exact).abs().max() <= 1e-5 * keys.v.abs().max()
+    assert (lse - exact_lse).abs().max() <= 1e-5
+    mass = native_attention.mass_of_entries(q, at, keys, scoring, lse, q_sinks)
+    assert (mass - reference.mass(q, at, keys, scoring, exact_lse, q_sinks)).abs().max() <= 1e-4
+
+
+def test_every_variant_gives_the_same_bits() -> None:
+    assert LIBRARY is not None
+    spec = model(layer())
+    inputs = streams(spec, 300)
+    used, found = native.variant(LIBRARY), []
+    try:
+        for name in native.variants(LIBRARY):
+            native.select(LIBRARY, name)
+            found.append(run(cache_of(spec, "int8/int4"), inputs, [280] + [1] * 20)[0][0])
+    finally:
+        native.select(LIBRARY, used)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_hostile_input_is_refused() -> None:
+    spec = model(layer())
+    q, k, v = streams(spec, 10)[0]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> None:
+        cache = cache_of(spec, "int8")
+        cache.plan([cache.create()], [10])
+        cache.attend(0, q, k, v)
+
+    for wrong in ((q[:9], k, v), (q, k[:, :1], v), (q, k, v[..., :32]), (q, k.double(), v)):
+        with pytest.raises(KvikError):
+            attend(*wrong)
+    strided = torch.randn(64, 6, 10).permute(2, 1, 0)
+    attend(strided, k, v)  # copied, not misread
+    row, pool = np.array([0, 1]), torch.zeros(640, dtype=torch.uint8)
+    table, start, number = np.array([0, 1]), np.array([0]), np.zeros(1, dtype=np.int32)
+    for page in (10, -2):
+        with pytest.raises(KvikError, match="pages that the pool does not have"):
+            native_attention.NativeBatch(
+                pool, row, start, table, number, np.array([page], dtype=np.int32), 1
+            )
+    with pytest.raises(KvikError, match="int64 and int32"):
+        native_attention.NativeBatch(pool, row, start, table, number.astype(np.int64), number, 0)
