@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kvik import native
+
 from .conftest import Call
 
 
@@ -29,7 +31,7 @@ def test_models_lists_both(kvik: Call, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_doctor_says_what_is_here(kvik: Call) -> None:
     facts = json.loads(kvik("doctor", "--json").out)
-    assert facts["backend"] == "reference"
+    assert facts["backend"] == ("reference" if native.library() is None else "native")
     assert facts["cores"]["used"] >= 1
     assert facts["memory"]["limit_bytes"] >= facts["memory"]["available_bytes"] > 0
     assert facts["packages"]["torch"]

@@ -90,11 +90,11 @@ class PagedStep:
         tokens = self._step.plan.groups[group].tokens
         numbers, refs, scratch = [], [], 0
         for i, (old, new) in enumerate(self._step.tables(group)):
-            if new is old:
+            span = int(self._start[i]), int(self._start[i]) + self._step.counts[i]
+            if new is old and _holds(old, span, tokens):
                 numbers.append(old.numbers)
                 refs.append(old.pages)
                 continue
-            span = int(self._start[i]), int(self._start[i]) + self._step.counts[i]
             have, at, scratch = _union(old, new, span, tokens, scratch)
             numbers.append(have)
             refs.append(at)
@@ -107,6 +107,7 @@ class PagedStep:
             _joined(numbers),
             _joined(refs),
             scratch,
+            tokens,
         )
 
 
@@ -116,6 +117,13 @@ def _angles(rope: Rope | None, positions: Tensor) -> tuple[Tensor, Tensor]:
         return empty, empty
     cos, sin = angles(rope, positions, torch.float32)
     return cos.contiguous(), sin.contiguous()
+
+
+def _holds(table: Table, span: tuple[int, int], tokens: int) -> bool:
+    """Whether the table has a page for every token of the span: a window of 1 stores none."""
+    first, last = span[0] // tokens, (span[1] - 1) // tokens
+    at = table.numbers.size - 1 - (last - first)
+    return at >= 0 and int(table.numbers[at]) == first and int(table.numbers[-1]) == last
 
 
 def _joined(arrays: list[Ids]) -> Ids:

@@ -158,6 +158,7 @@ class NativeBatch:
         numbers: NDArray[np.int32],
         refs: NDArray[np.int32],
         scratch_pages: int,
+        page_tokens: int,
     ) -> None:
         arrays: tuple[NDArray[Any], ...] = (row, start, table, numbers, refs)
         for array, size in zip(arrays, (8, 8, 8, 4, 4), strict=True):
@@ -171,6 +172,9 @@ class NativeBatch:
             int(refs.max()) >= pool.numel() // ALIGN or int(refs.min()) < -scratch_pages
         ):
             raise KvikError("a batch's tables name pages that the pool does not have")
+        last = (start + np.diff(row) - 1) // page_tokens
+        if np.diff(table).min(initial=1) < 1 or not np.array_equal(numbers[table[1:] - 1], last):
+            raise KvikError("a batch's tables have no page for its newest tokens")
         self.rows, self.scratch_pages = int(row[-1]), scratch_pages
         self._keep = (pool, *arrays)
         address = [array.ctypes.data for array in arrays]
