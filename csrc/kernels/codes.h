@@ -7,8 +7,6 @@ static inline i8x isplat(std::int32_t a) {
 
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 static inline s16 operator|(s16 a, s16 b) { return {_mm256_or_si256(a.v, b.v)}; }
-// Keeps the compiler from loading many operands ahead of their use, which costs it its registers.
-static inline void in_order(i8x& a) { asm volatile("" : "+x"(a.v)); }
 // 16 where bit T of a 16-bit number is set, else 0.
 template <int T>
 static inline s16 bit_as_16(s16 a) {
@@ -21,7 +19,6 @@ static inline s16 lookup(const std::uint8_t table[32], s16 a) {
     return {_mm256_shuffle_epi8(load_bytes(table).v, a.v)};
 }
 #else
-static inline void in_order(i8x&) {}
 template <class F>
 static inline s16 each(s16 a, F&& f) {
     std::int16_t x[16];
@@ -42,13 +39,3 @@ static inline s16 lookup(const std::uint8_t table[32], s16 a) {
     return each(a, [&](int, int x) { return static_cast<int>(table[x & 15]); });
 }
 #endif
-
-template <class F, int... T>
-static inline void unrolled(std::integer_sequence<int, T...>, F&& body) {
-    (body(std::integral_constant<int, T>{}), ...);
-}
-// body(0), body(1), .. body(N - 1), each with its number as a constant.
-template <int N, class F>
-static inline void unroll(F&& body) {
-    unrolled(std::make_integer_sequence<int, N>{}, body);
-}

@@ -1,7 +1,10 @@
 // One instruction set's build of all kernels. KVIK_VARIANT is its namespace and name.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -21,6 +24,7 @@
 namespace kvik::KVIK_VARIANT {
 #include "kernels/simd.h"
 #include "kernels/math.h"
+#include "kernels/unroll.h"
 
 #include "kernels/attention.inc"
 #include "kernels/linear.inc"

@@ -65,20 +65,12 @@ static inline void store(std::int32_t* p, i8x x) {
     vst1q_s32(p, x.a);
     vst1q_s32(p + 4, x.b);
 }
-// Lane t of half[h] is the sum of lanes 4h .. 4h + 3 of x[t].
-static inline void half_sums(const i8x x[8], i8x half[2]) {
-    half[0] = {vpaddq_s32(vpaddq_s32(x[0].a, x[1].a), vpaddq_s32(x[2].a, x[3].a)),
-               vpaddq_s32(vpaddq_s32(x[4].a, x[5].a), vpaddq_s32(x[6].a, x[7].a))};
-    half[1] = {vpaddq_s32(vpaddq_s32(x[0].b, x[1].b), vpaddq_s32(x[2].b, x[3].b)),
-               vpaddq_s32(vpaddq_s32(x[4].b, x[5].b), vpaddq_s32(x[6].b, x[7].b))};
-}
-// Lane t of the result is the sum of the lanes of x[t].
-static inline i8x sums(const i8x x[8]) {
-    int32x4_t half[8];
-    for (int t = 0; t < 8; ++t) half[t] = vaddq_s32(x[t].a, x[t].b);
-    return {vpaddq_s32(vpaddq_s32(half[0], half[1]), vpaddq_s32(half[2], half[3])),
-            vpaddq_s32(vpaddq_s32(half[4], half[5]), vpaddq_s32(half[6], half[7]))};
-}
+static inline void in_order(i8x&) {}
+// Sums of neighbouring lanes, in each half those of x, then those of y.
+static inline i8x pair_sums(i8x x, i8x y) { return {vpaddq_s32(x.a, y.a), vpaddq_s32(x.b, y.b)}; }
+// The lower halves of x and y; the upper ones.
+static inline i8x lower(i8x x, i8x y) { return {x.a, y.a}; }
+static inline i8x upper(i8x x, i8x y) { return {x.b, y.b}; }
 // Four rows of four as their columns.
 static inline void transpose4(float32x4_t x[4]) {
     const float32x4_t p = vtrn1q_f32(x[0], x[1]), q = vtrn2q_f32(x[0], x[1]);
@@ -87,15 +79,6 @@ static inline void transpose4(float32x4_t x[4]) {
     x[1] = vcombine_f32(vget_low_f32(q), vget_low_f32(s));
     x[2] = vcombine_f32(vget_high_f32(p), vget_high_f32(r));
     x[3] = vcombine_f32(vget_high_f32(q), vget_high_f32(s));
-}
-// Lane t of the result is sum(x[t]), to the bit.
-static inline f8 sums(const f8 x[8]) {
-    float32x4_t half[8];
-    for (int t = 0; t < 8; ++t) half[t] = vaddq_f32(x[t].a, x[t].b);
-    transpose4(half);
-    transpose4(half + 4);
-    return {vaddq_f32(vaddq_f32(half[0], half[2]), vaddq_f32(half[1], half[3])),
-            vaddq_f32(vaddq_f32(half[4], half[6]), vaddq_f32(half[5], half[7]))};
 }
 
 static inline s16 load(const std::int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
@@ -121,6 +104,8 @@ static inline i8x dot(s16 x, s16 y, i8x z) {
     };
     return {vaddq_s32(z.a, pairs(x.a, y.a)), vaddq_s32(z.b, pairs(x.b, y.b))};
 }
+// z += the same.
+static inline void add_dot(s16 x, s16 y, i8x& z) { z = dot(x, y, z); }
 // Thirty-two bytes.
 static inline s16 load_bytes(const std::uint8_t* p) {
     return {vreinterpretq_s16_u8(vld1q_u8(p)), vreinterpretq_s16_u8(vld1q_u8(p + 16))};
@@ -210,6 +195,11 @@ static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std
         }
     }
 }
+// The even lanes of x, then of y; the odd ones.
+static inline void unzip(f8 x, f8 y, f8& even, f8& odd) {
+    even = {vuzp1q_f32(x.a, x.b), vuzp1q_f32(y.a, y.b)};
+    odd = {vuzp2q_f32(x.a, x.b), vuzp2q_f32(y.a, y.b)};
+}
 // Row i of the result is column i of x.
 static inline void transpose(f8 x[8]) {
     float32x4_t q[4][4];  // quarters: upper left, upper right, lower left, lower right
@@ -232,11 +222,11 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     vst1q_u8(to, vzip1q_u8(low, high));
     vst1q_u8(to + 16, vzip2q_u8(low, high));
 }
-// Sixteen bytes of two 4-bit codes each as 32 floats, the low half of each byte first.
-static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
-    std::uint8_t whole[32];
-    split_nibbles(from, whole);
-    for (int v = 0; v < 4; ++v) to[v] = widen_float(whole + 8 * v);
+// The same, the low halves of all bytes first.
+static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+    const uint8x16_t x = vld1q_u8(from);
+    vst1q_u8(to, vandq_u8(x, vdupq_n_u8(15)));
+    vst1q_u8(to + 16, vshrq_n_u8(x, 4));
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x x) {

@@ -52,16 +52,24 @@ static inline i8x to_int(f8 a) {
 }
 static inline i8x load(const std::int32_t* p) { i8x r; KVIK_EACH(8) r.v[i] = p[i]; return r; }
 static inline void store(std::int32_t* p, i8x a) { KVIK_EACH(8) p[i] = a.v[i]; }
-static inline void half_sums(const i8x a[8], i8x half[2]) {
-    half[0] = half[1] = izero();
-    for (int t = 0; t < 8; ++t) KVIK_EACH(8) half[i / 4].v[t] += a[t].v[i];
-}
-static inline i8x sums(const i8x a[8]) {
-    i8x r = izero();
-    for (int t = 0; t < 8; ++t) KVIK_EACH(8) r.v[t] += a[t].v[i];
+static inline void in_order(i8x&) {}
+static inline i8x pair_sums(i8x a, i8x b) {
+    i8x r;
+    KVIK_EACH(8) {
+        const i8x& x = i % 4 < 2 ? a : b;
+        r.v[i] = x.v[i / 4 * 4 + i % 2 * 2] + x.v[i / 4 * 4 + i % 2 * 2 + 1];
+    }
     return r;
 }
-static inline f8 sums(const f8 a[8]) { f8 r; KVIK_EACH(8) r.v[i] = sum(a[i]); return r; }
+static inline i8x lower(i8x a, i8x b) { KVIK_EACH(4) a.v[4 + i] = b.v[i]; return a; }
+static inline i8x upper(i8x a, i8x b) { KVIK_EACH(4) b.v[i] = a.v[4 + i]; return b; }
+static inline void unzip(f8 a, f8 b, f8& even, f8& odd) {
+    KVIK_EACH(8) {
+        const f8& x = i < 4 ? a : b;
+        even.v[i] = x.v[i % 4 * 2];
+        odd.v[i] = x.v[i % 4 * 2 + 1];
+    }
+}
 
 static inline s16 load(const std::int16_t* p) { s16 r; KVIK_EACH(16) r.v[i] = p[i]; return r; }
 static inline void store(std::int16_t* p, s16 a) { KVIK_EACH(16) p[i] = a.v[i]; }
@@ -71,6 +79,7 @@ static inline i8x dot(s16 a, s16 b, i8x c) {
     KVIK_EACH(8) c.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
     return c;
 }
+static inline void add_dot(s16 x, s16 y, i8x& z) { z = dot(x, y, z); }
 static inline s16 load_bytes(const std::uint8_t* p) { s16 r; std::memcpy(&r, p, 32); return r; }
 template <int SHIFT>
 static inline s16 nibbles16(s16 a) {
@@ -153,10 +162,11 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
         to[2 * i + 1] = from[i] >> 4;
     }
 }
-static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
-    std::uint8_t whole[32];
-    split_nibbles(from, whole);
-    for (int v = 0; v < 4; ++v) to[v] = widen_float(whole + 8 * v);
+static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+    KVIK_EACH(16) {
+        to[i] = from[i] & 15;
+        to[16 + i] = from[i] >> 4;
+    }
 }
 static inline void store_narrow(std::int16_t* p, i8x a) {
     KVIK_EACH(8) p[i] = static_cast<std::int16_t>(a.v[i]);

@@ -58,34 +58,13 @@ static inline i8x load(const std::int32_t* p) {
 static inline void store(std::int32_t* p, i8x a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v);
 }
-// Lane t of half[h] is the sum of lanes 4h .. 4h + 3 of a[t].
-static inline void half_sums(const i8x a[8], i8x half[2]) {
-    const __m256i x = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0].v, a[1].v),
-                                        _mm256_hadd_epi32(a[2].v, a[3].v));
-    const __m256i y = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4].v, a[5].v),
-                                        _mm256_hadd_epi32(a[6].v, a[7].v));
-    half[0].v = _mm256_permute2x128_si256(x, y, 0x20);
-    half[1].v = _mm256_permute2x128_si256(x, y, 0x31);
-}
-// Lane t of the result is the sum of the lanes of a[t].
-static inline i8x sums(const i8x a[8]) {
-    const __m256i x = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0].v, a[1].v),
-                                        _mm256_hadd_epi32(a[2].v, a[3].v));
-    const __m256i y = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4].v, a[5].v),
-                                        _mm256_hadd_epi32(a[6].v, a[7].v));
-    return {_mm256_add_epi32(_mm256_permute2x128_si256(x, y, 0x20),
-                             _mm256_permute2x128_si256(x, y, 0x31))};
-}
-// Lane t of the result is sum(a[t]), to the bit.
-static inline f8 sums(const f8 a[8]) {
-    __m128 x[8];
-    for (int i = 0; i < 8; ++i)
-        x[i] = _mm_add_ps(_mm256_castps256_ps128(a[i].v), _mm256_extractf128_ps(a[i].v, 1));
-    for (int i = 0; i < 8; i += 4) _MM_TRANSPOSE4_PS(x[i], x[i + 1], x[i + 2], x[i + 3]);
-    const __m128 low = _mm_add_ps(_mm_add_ps(x[0], x[2]), _mm_add_ps(x[1], x[3]));
-    const __m128 high = _mm_add_ps(_mm_add_ps(x[4], x[6]), _mm_add_ps(x[5], x[7]));
-    return {_mm256_set_m128(high, low)};
-}
+// Keeps the compiler from loading many operands ahead of their use, which costs it its registers.
+static inline void in_order(i8x& a) { asm volatile("" : "+x"(a.v)); }
+// Sums of neighbouring lanes, in each half those of a, then those of b.
+static inline i8x pair_sums(i8x a, i8x b) { return {_mm256_hadd_epi32(a.v, b.v)}; }
+// The lower halves of a and b; the upper ones.
+static inline i8x lower(i8x a, i8x b) { return {_mm256_permute2x128_si256(a.v, b.v, 0x20)}; }
+static inline i8x upper(i8x a, i8x b) { return {_mm256_permute2x128_si256(a.v, b.v, 0x31)}; }
 
 static inline s16 load(const std::int16_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
@@ -110,6 +89,15 @@ static inline i8x dot(s16 a, s16 b, i8x c) {
     return {_mm256_add_epi32(c.v, _mm256_madd_epi16(a.v, b.v))};
 #endif
 }
+// c += the same, in place and in this order, as a compiler short of registers does not by itself.
+static inline void add_dot(s16 a, s16 b, i8x& c) {
+#if defined(KVIK_AVX512)
+    c = dot(a, b, c);
+#else
+    const __m256i products = _mm256_madd_epi16(a.v, b.v);
+    asm volatile("vpaddd %1, %0, %0" : "+x"(c.v) : "x"(products));
+#endif
+}
 // Thirty-two bytes.
 static inline s16 load_bytes(const std::uint8_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
@@ -117,7 +105,8 @@ static inline s16 load_bytes(const std::uint8_t* p) {
 // The low nibble of both 16-bit numbers of each lane after shifting each lane right by SHIFT.
 template <int SHIFT>
 static inline s16 nibbles16(s16 a) {
-    return {_mm256_and_si256(_mm256_srli_epi16(a.v, SHIFT), _mm256_set1_epi16(15))};
+    const __m256i x = SHIFT ? _mm256_srli_epi16(a.v, SHIFT) : a.v;
+    return {SHIFT == 12 ? x : _mm256_and_si256(x, _mm256_set1_epi16(15))};
 }
 // The nibble at bit SHIFT of each 32-bit lane.
 template <int SHIFT>
@@ -182,6 +171,14 @@ static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * stride), wide);
     }
 }
+// The even lanes of a, then of b; the odd ones.
+static inline void unzip(f8 a, f8 b, f8& even, f8& odd) {
+    const auto in_order_of_lanes = [](__m256 x) {
+        return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+    };
+    even.v = in_order_of_lanes(_mm256_shuffle_ps(a.v, b.v, 0x88));
+    odd.v = in_order_of_lanes(_mm256_shuffle_ps(a.v, b.v, 0xdd));
+}
 // Row i of the result is column i of x.
 static inline void transpose(f8 x[8]) {
     __m256 a[8], b[8];
@@ -209,17 +206,11 @@ static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(low, high));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi8(low, high));
 }
-// Sixteen bytes of two 4-bit codes each as 32 floats, the low half of each byte first.
-static inline void widen_nibbles(const std::uint8_t* from, f8 to[4]) {
-    const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    const __m128i mask = _mm_set1_epi8(15);
-    const __m128i low = _mm_and_si128(v, mask);
-    const __m128i high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
-    const __m128i a = _mm_unpacklo_epi8(low, high), b = _mm_unpackhi_epi8(low, high);
-    to[0].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a));
-    to[1].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
-    to[2].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b));
-    to[3].v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
+// The same, the low halves of all bytes first.
+static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+    const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m256i moved = _mm256_srlv_epi32(v, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(moved, _mm256_set1_epi8(15)));
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x a) {

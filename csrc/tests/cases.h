@@ -18,6 +18,7 @@ inline std::vector<float> floats(std::size_t count, std::uint64_t seed) {
 struct Shape {
     int format_k, format_v, dim, kv_heads, group, page_tokens;
     std::int64_t window = 0;
+    int channels = 32;  // that share a scale, where the dim is a multiple of it
 };
 
 // A pool of exactly the pages that the sequences need, taken from its end, so that a sanitizer
@@ -78,7 +79,7 @@ private:
         kvik_stream s = {};
         s.format = format;
         s.dim = shape_.dim;
-        s.group = format >= KVIK_INT8 ? 32 : shape_.dim;
+        s.group = format >= KVIK_INT8 ? shape_.channels : shape_.dim;
         if (s.dim % s.group) s.group = 16;
         const int bits = format == KVIK_F32                            ? 32
                          : format == KVIK_F16 || format == KVIK_BF16   ? 16

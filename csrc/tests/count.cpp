@@ -36,7 +36,7 @@ struct Items : Work {
 // of 64, whose K and V are written in the same call.
 template <int K, int V, int COUNT>
 struct Attend : Work {
-    kvik::test::Paged paged{{K, V, 64, 1, 3, 32}, {1024}};
+    kvik::test::Paged paged{{K, V, 64, 1, 3, 32, 0, K == KVIK_INT8 ? 64 : 32}, {1024}};
     std::vector<float> q = floats(COUNT * 192, 1), k = floats(COUNT * 64, 2);
     void run() override { paged.attend({1024 - COUNT}, {COUNT}, q.data(), k.data(), k.data()); }
 };

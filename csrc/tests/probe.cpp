@@ -72,15 +72,15 @@ const test::Probe list[] = {
     BITS("+ of integers", put(out, load(in.i[0]) + load(in.i[1]))),
     BITS("to_float", put(out, to_float(load(in.i[0])))),
     BITS("to_int", put(out, to_int(load(in.small)))),
-    BITS("sums of integers", i8x a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.i[t]);
-         put(out, sums(a))),
-    BITS("half_sums", i8x a[8]; i8x half[2]; for (int t = 0; t < 8; ++t) a[t] = load(in.i[t]);
-         half_sums(a, half); put(out, half[0]); put(out, half[1])),
-    FLOATS("sums", f8 a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.ordered[t]);
-           put(out, sums(a))),
+    BITS("pair_sums", put(out, pair_sums(load(in.i[0]), load(in.i[1])))),
+    BITS("lower and upper", put(out, lower(load(in.i[0]), load(in.i[1])));
+         put(out, upper(load(in.i[0]), load(in.i[1])))),
+    BITS("in_order", i8x a = load(in.i[0]); in_order(a); put(out, a)),
     BITS("splat_pair", put(out, splat_pair(in.s[0] + 5))),
     BITS("widen", put(out, widen(reinterpret_cast<const std::int8_t*>(in.bytes[0] + 3)))),
     BITS("dot", put(out, dot(load(in.s[0]), load(in.s[1]), load(in.i[0])))),
+    BITS("add_dot", i8x sum = load(in.i[0]); add_dot(load(in.s[0]), load(in.s[1]), sum);
+         put(out, sum)),
     BITS("load_bytes", put(out, load_bytes(in.bytes[0] + 1))),
     BITS("nibbles16", const s16 a = load_bytes(in.bytes[0]); put(out, nibbles16<0>(a));
          put(out, nibbles16<4>(a)); put(out, nibbles16<8>(a)); put(out, nibbles16<12>(a))),
@@ -97,12 +97,13 @@ const test::Probe list[] = {
          for (int t = 0; t < 8; ++t) rows[t] = in.bytes[t]; std::int16_t to[8 * 24] = {};
          transpose_pairs<true>(rows, 7, to, 24); out.add(to, 8 * 24);
          transpose_pairs<false>(rows, 7, to, 16); out.add(to, 8 * 16)),
+    BITS("unzip", f8 even; f8 odd; unzip(load(in.ordered[0]), load(in.ordered[1]), even, odd);
+         put(out, even); put(out, odd)),
     BITS("transpose", f8 a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.ordered[t]);
          transpose(a); for (int t = 0; t < 8; ++t) put(out, a[t])),
     BITS("split_nibbles", std::uint8_t to[32]; split_nibbles(in.bytes[0] + 1, to);
          out.add(to, 32)),
-    BITS("widen_nibbles", f8 to[4]; widen_nibbles(in.bytes[0] + 1, to);
-         for (int t = 0; t < 4; ++t) put(out, to[t])),
+    BITS("part_nibbles", std::uint8_t to[32]; part_nibbles(in.bytes[0] + 1, to); out.add(to, 32)),
     BITS("store_narrow", std::int16_t to[8]; store_narrow(to, load(in.narrow)); out.add(to, 8)),
     BITS("prefetch", prefetch(in.bytes)),
 };

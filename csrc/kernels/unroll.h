@@ -1,0 +1,29 @@
+// Loops that the compiler writes out; included inside a variant's namespace.
+
+template <class F, int... T>
+static inline void unrolled(std::integer_sequence<int, T...>, F&& body) {
+    (body(std::integral_constant<int, T>{}), ...);
+}
+// body(0), body(1), .. body(N - 1), each with its number as a constant.
+template <int N, class F>
+static inline void unroll(F&& body) {
+    unrolled(std::make_integer_sequence<int, N>{}, body);
+}
+
+// Before a loop over registers: written out early enough that its arrays become registers.
+#if !defined(KVIK_AVX2) && !defined(KVIK_AVX512) && !defined(KVIK_NEON)
+#define KVIK_UNROLL  // plain C++ has no registers to keep
+#elif defined(__clang__)
+#define KVIK_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define KVIK_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVIK_UNROLL
+#endif
+
+// A kernel that keeps its registers to itself instead of being drawn into its caller.
+#if defined(_MSC_VER)
+#define KVIK_ALONE __declspec(noinline)
+#else
+#define KVIK_ALONE __attribute__((noinline))
+#endif
