@@ -11,14 +11,19 @@ static inline void unroll(F&& body) {
 }
 
 // Before a loop over registers: written out early enough that its arrays become registers.
+// KVIK_UNROLL_4 takes four turns of a longer loop at once.
 #if !defined(KVIK_AVX2) && !defined(KVIK_AVX512) && !defined(KVIK_NEON)
 #define KVIK_UNROLL  // plain C++ has no registers to keep
+#define KVIK_UNROLL_4
 #elif defined(__clang__)
 #define KVIK_UNROLL _Pragma("unroll")
+#define KVIK_UNROLL_4 _Pragma("unroll 4")
 #elif defined(__GNUC__)
 #define KVIK_UNROLL _Pragma("GCC unroll 16")
+#define KVIK_UNROLL_4 _Pragma("GCC unroll 4")
 #else
 #define KVIK_UNROLL
+#define KVIK_UNROLL_4
 #endif
 
 // A kernel that keeps its registers to itself instead of being drawn into its caller.
