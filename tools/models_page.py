@@ -25,7 +25,8 @@ below. Case, hyphens, an owner before a slash and words such as `Instruct` do no
 Bytes are data at two bytes a value, before any engine rounds them up: for a token inside every
 window, for a further token past all of them, and fixed for each sequence (recurrent layers,
 convolutions, an encoder's output). Parameters are those of the language model; *active* are those
-that one token uses. The last column says where the sizes are from.
+that one token uses: some experts, one row of a table of embeddings. The last column says where the
+sizes are from.
 
 | name | layers | KV bytes/token | growth | fixed per sequence | parameters | active | source |
 |---|---|---|---|---|---|---|---|

@@ -83,19 +83,24 @@ def test_families_without_presets_too(kind: str):
 
 @pytest.mark.parametrize(
     ("name", "total", "active"),
-    [  # billions, as published
-        ("Llama-3.1-8B", 8.03, 8.03),
+    [  # billions, as published; of a table of embeddings a token reads one row
+        ("Llama-3.1-8B", 8.03, 8.03 - 0.525),
         ("Mixtral-8x7B", 46.7, 12.9),
         ("Qwen3-235B-A22B", 235, 22),
         ("DeepSeek-V3", 671, 37),
+        ("DeepSeek-V2-Lite", 15.7, 2.4),
         ("DBRX", 132, 36),
-        ("MiniMax-01", 456, 48),  # 45.9 and the two matrices of the vocabulary
-        ("Mistral-Small-4", 119, 6.6),
-        ("Step-3.7-Flash", 196, 11),
-        ("GLM-4-9B", 9.4, 9.4),
+        ("gpt-oss-20b", 20.9, 3.6),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("MiniMax-01", 456, 45.9),
+        ("GLM-4.5-Air", 106.9, 12 + 0.62),  # published without the output matrix
+        ("Mistral-Small-4", 119, 6),
+        ("Step-3.7-Flash", 196, 11 - 0.53),  # published with the table
+        ("GLM-4-9B", 9.4, 9.4 - 0.62),
+        ("Gemma-3n-E4B", 6.9, 4.5),  # per-layer embeddings are looked up too
         ("PaLM-540B", 540, 540),
-        ("Llama-3.3-Nemotron-Super-49B", 50, 50),
-        ("Kimi-K2", 1026, 33),
+        ("Llama-3.3-Nemotron-Super-49B", 50, 50 - 1.05),
+        ("Kimi-K2", 1026, 32),
     ],
 )
 def test_published_totals(name: str, total: float, active: float):
@@ -111,17 +116,23 @@ def test_a_batch_reads_more_experts():
     assert params.used(1) == params.active
     assert params.active < params.used(8) < params.used(64) < params.total
     # 128 experts, 8 a token: two tokens miss an expert with (1 - 1/16) ** 2.
-    assert params.used(2) == params.total - params.routed * (15 / 16) ** 2
+    read = params.total - params.embedding  # a table of which one row is read
+    assert params.used(2) == read - params.routed * (15 / 16) ** 2
 
 
 def test_dense_models_read_everything():
     params = preset_spec("Llama-3.1-8B").params
     assert params is not None
-    assert params.used(1) == params.used(100) == params.total
-    assert (params.output, params.embedding) == (128_256 * 4096, 128_256 * 4096)
+    table = 128_256 * 4096
+    assert params.used(1) == params.used(100) == params.active == params.total - table
+    assert (params.output, params.embedding) == (table, table)
     tied = preset_spec("Llama-3.2-1B").params
     assert tied is not None
     assert tied.output == 0
+    assert tied.active == tied.total, "the output matrix is the table: all of it is read"
+    gpt2 = preset_spec("GPT-2").params
+    assert gpt2 is not None
+    assert gpt2.total - gpt2.active == 1024 * 768, "one row of the learned positions"
 
 
 def test_what_is_not_known_is_not_counted():
