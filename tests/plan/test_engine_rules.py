@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plan.ask import GIB, ask, request
+from tests.plan.ask import GIB, MIB, ask, request
+from transformers import AutoConfig
 
 from kvik.errors import KvikError
 from kvik.plan import kv_bytes
@@ -13,6 +14,7 @@ from kvik.plan.engines import ENGINES
 from kvik.plan.engines.vllm import TYPES, Vllm
 from kvik.recipe import Recipe
 from kvik.spec import LayerSpec, ModelSpec
+from kvik.spec.hf_config import plan_from_config
 from kvik.spec.presets import presets
 from kvik.stages.ggml import TYPES as GGML
 from kvik.testing.stacks import pairwise
@@ -103,6 +105,43 @@ def test_every_known_model_is_planned(number: int, model: str) -> None:
     ratio = found["engine"]["reserved_bytes_per_request"] / found["kv"]["bytes"]
     assert 0.9 < ratio < 30
     assert found["fits"] in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "mib"),
+    [
+        # "Phi SWA is currently disabled"; the others' architectures read no window.
+        ("phi-3-mini-4k", 4096, 1536),
+        ("mistral-7b-v0.1", 32_768, 4096),
+        ("starcoder2-15b", 16_384, 1280),
+    ],
+)
+def test_llama_cpp_applies_no_window_to_some_models(model: str, context: int, mib: int) -> None:
+    found = ask(model, context, engine="llamacpp")
+    assert found["engine"]["reserved_bytes_per_request"] == mib * MIB
+    assert found["kv"]["bytes"] < mib * MIB, "the model itself has one"
+    assert any("applies no window" in note for note in found["notes"])
+    other = ask(model, context, engine="transformers")["engine"]["reserved_bytes_per_request"]
+    assert other < mib * MIB
+    assert not any(
+        "applies no window" in n for n in ask("gemma-3-1b", 9, engine="llamacpp")["notes"]
+    )
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "falcon_mamba"])
+def test_models_of_states_alone_are_planned(kind: str, engine: str) -> None:
+    """No length is too long for their cache; how many sequences fit is known."""
+    spec = plan_from_config(AutoConfig.for_model(kind).to_dict(), kind, kind)
+    short, long = (ask(spec, n, engine=engine, available=GIB) for n in (1, 1 << 20))
+    state = short["kv"]["state_bytes_per_sequence"]
+    assert short["kv"] == long["kv"]
+    assert short["kv"]["bytes"] == state > 1e6
+    assert short["kv"]["bytes_per_token"] == short["kv"]["growth_bytes_per_token"] == 0
+    held = [f["engine"]["reserved_bytes_per_request"] for f in (short, long)]
+    assert held[0] == held[1] >= state * 0.9
+    assert (short["fits"], short["max_context"]) == (True, None)
+    assert short["max_batch"] == GIB // held[0]
 
 
 def test_transformers_keeps_a_window_less_one() -> None:

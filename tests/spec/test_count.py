@@ -110,6 +110,15 @@ def test_published_totals(name: str, total: float, active: float):
     assert params.active / 1e9 == pytest.approx(active, rel=0.05, abs=0.06)
 
 
+def test_longcat_flash_has_what_was_published():
+    """560 billion; of 768 experts 256 have no weights, so 27 are active on average."""
+    values = AutoConfig.for_model("longcat_flash").to_dict()
+    params = plan_from_config(values, "longcat", "longcat").params
+    assert params is not None
+    assert params.total / 1e9 == pytest.approx(560, rel=0.002)
+    assert params.active / 1e9 == pytest.approx(27, rel=0.01)
+
+
 def test_a_batch_reads_more_experts():
     params = preset_spec("Qwen3-30B-A3B").params
     assert params is not None

@@ -84,6 +84,11 @@ def _layer(
     if experts is None or not _has_experts(fields, anatomy, index):
         return total + dense(fields, anatomy, index), 0
     fixed, mixed = sparse(fields, anatomy, spec.family, experts)
+    if spec.family == "longcat_flash":  # every other attention has experts beside its network
+        other = index % 2
+        return total + dense(fields, anatomy, index) + (0 if other else fixed), (
+            0 if other else mixed
+        )
     if spec.family.startswith("gemma4"):  # experts beside a dense network, with norms of their own
         fixed += dense(fields, anatomy, index) + 4 * spec.hidden + experts.experts
     return total + fixed, mixed

@@ -12,11 +12,15 @@ from kvik.spec.names import EXPERTS, EXPERTS_PER_TOKEN, FFN, HIDDEN, pick, size
 
 @dataclass(frozen=True)
 class Mixture:
-    """How many experts there are, how many of them a token uses, and their width."""
+    """How many experts there are, how many of them a token uses, and their width.
+
+    ``idle`` further experts have no weights (LongCat-Flash): a router may choose them too.
+    """
 
     experts: int
     used: int
     width: int
+    idle: int = 0
 
 
 def mixture(fields: Fields) -> Mixture | None:
@@ -29,8 +33,10 @@ def mixture(fields: Fields) -> Mixture | None:
     used = size(fields, EXPERTS_PER_TOKEN)
     if used > fields.integer(name):
         raise fields.wrong(pick(fields, EXPERTS_PER_TOKEN), f"at most {fields.integer(name)}")
-    width = size(fields, ("moe_intermediate_size", *FFN))
-    return Mixture(fields.integer(name), used, width)
+    width = size(fields, ("moe_intermediate_size", "expert_ffn_hidden_size", *FFN))
+    experts, idle = fields.integer(name), fields.whole("zero_expert_num", 0)
+    # On average a choice falls on experts without weights as often as there are such experts.
+    return Mixture(experts, max(1, used * experts // (experts + idle)), width, idle)
 
 
 def is_sparse(fields: Fields, index: int) -> bool:
@@ -102,7 +108,7 @@ def sparse(fields: Fields, anatomy: Anatomy, family: str, experts: Mixture) -> t
     name = next((n for n in ("moe_latent_size", "routed_expert_hidden_size") if n in fields), "")
     inner = fields.integer(name) if name else hidden
     routed = experts.experts * matrices * inner * experts.width
-    always = hidden * experts.experts + (2 * hidden * inner if name else 0)
+    always = hidden * (experts.experts + experts.idle) + (2 * hidden * inner if name else 0)
     if family == "gpt_oss":  # biases of the experts and of the router
         routed += experts.experts * (2 * experts.width + hidden)
         always += experts.experts

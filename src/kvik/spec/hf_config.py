@@ -21,7 +21,14 @@ from kvik.spec.model import LayerSpec, ModelSpec
 from kvik.spec.names import FFN, HIDDEN, VOCAB, context, layer_count, nearest, pick, size
 
 # Where a model of several parts keeps its language model, in the order in which they are tried.
-NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+NESTED = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "decoder",
+    "transf_decoder",
+)
 
 
 MAX_NESTED = 4
@@ -55,6 +62,7 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
         ffn=fields.integer(width) if type(fields.get(width)) is int else 0,
         tied=fields.flag("tie_word_embeddings", family.tied),
         source=source,
+        unwindowed=family.unwindowed,
     )
     with suppress(SpecError):
         # A field that only the count needs does not stand in the way of the cache.

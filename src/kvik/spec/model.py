@@ -179,6 +179,8 @@ class ModelSpec:
     the decoder needs (``rope``, ``norm_eps``, ``activation``, ...) holds defaults, and the rest
     is enough to plan with. ``ffn`` is 0 where no dense feed-forward width is known. ``params`` is
     None where the parameters cannot be counted. ``source`` says where the sizes were read.
+    ``unwindowed`` names the engines that apply none of this model's windows and so keep every
+    token in all of its layers.
     """
 
     name: str
@@ -199,6 +201,7 @@ class ModelSpec:
     params: Params | None = None
     unrunnable: str = ""
     source: str = ""
+    unwindowed: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:
