@@ -51,7 +51,8 @@ def built(config: Any, whisper: bool = False) -> tuple[int, bool]:
 def assert_counts(name: str) -> None:
     values = dict(presets()[name]["config"])
     kind = KNOWN_THERE.get(values["model_type"], values["model_type"])
-    config = AutoConfig.for_model(kind, **{k: v for k, v in values.items() if k != "model_type"})
+    stored = ("model_type", "quantization_config", "torch_dtype", "expert_dtype")
+    config = AutoConfig.for_model(kind, **{k: v for k, v in values.items() if k not in stored})
     spec = preset_spec(name)
     assert spec.params is not None
     assert (spec.params.total, spec.tied) == built(config, kind == "whisper")
@@ -117,6 +118,25 @@ def test_longcat_flash_has_what_was_published():
     assert params is not None
     assert params.total / 1e9 == pytest.approx(560, rel=0.002)
     assert params.active / 1e9 == pytest.approx(27, rel=0.01)
+
+
+def test_sizes_may_be_listed_layer_by_layer():
+    """Gemma 3n lists feed-forward widths, Hunyuan the experts of a token."""
+    values = dict(presets()["Gemma-3n-E4B"]["config"])
+    spec = plan_from_config(values | {"intermediate_size": [16_384] * 35}, "x", "x")
+    assert spec.params == plan_from_config(values | {"intermediate_size": 16_384}, "x", "x").params
+    assert (spec.ffn, spec.params is None) == (16_384, False)
+    wide = plan_from_config(values | {"intermediate_size": [16_384] * 34 + [8192]}, "x", "x")
+    assert wide.params is not None
+    assert spec.params is not None
+    assert spec.params.total - wide.params.total == 3 * wide.hidden * 8192
+    values = dict(presets()["Hunyuan-Large"]["config"])
+    topk = values["moe_topk"]
+    listed = {"moe_topk": [topk] * 64, "moe_intermediate_size": [values["intermediate_size"]] * 64}
+    spec = plan_from_config(values | listed, "x", "x")
+    assert spec.params == preset_spec("Hunyuan-Large").params
+    mixed = plan_from_config(values | {"moe_topk": [topk] * 63 + [topk + 1]}, "x", "x")
+    assert mixed.params is None, "what differs between layers is not guessed"
 
 
 def test_a_batch_reads_more_experts():

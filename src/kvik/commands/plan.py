@@ -124,6 +124,9 @@ def _size(text: str, name: str) -> int:
     return size
 
 
+FITS = {True: "yes", False: "no", None: "unknown"}
+
+
 def _table(*columns: tuple[str, bool]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, right in columns:
@@ -159,12 +162,16 @@ def _summary(answer: dict[str, Any], load: Load) -> Table:
         what = device["name"] or ("memory" if load.memory else "memory for KV")
         facts += [
             (what, _bytes(size)),
-            ("fits", "yes" if answer["fits"] else "no"),
-            ("pool of tokens", _number(engine["pool_tokens"])),
-            ("requests at once", _number(engine["max_concurrency"])),
-            ("longest context", _number(answer["max_context"])),
-            ("largest batch", _number(answer["max_batch"])),
+            ("fits", FITS[answer["fits"]]),
         ]
+        figures = {
+            "pool of tokens": engine["pool_tokens"],
+            "requests at once": engine["max_concurrency"],
+            "longest context": answer["max_context"],
+            "largest batch": answer["max_batch"],
+        }
+        known = answer["fits"] is not None
+        facts += [(name, _number(n) if known else "unknown") for name, n in figures.items()]
     for name, value in facts:
         table.add_row(Text(name), Text(value))
     return table

@@ -87,5 +87,9 @@ def _planned(path: Path) -> ModelSpec:
     if spec is None:
         return replace(planned, unrunnable=str(reason))
     return replace(
-        spec, params=planned.params, source=planned.source, unwindowed=planned.unwindowed
+        spec,
+        params=planned.params,
+        source=planned.source,
+        unwindowed=planned.unwindowed,
+        stored=planned.stored,
     )

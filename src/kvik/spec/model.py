@@ -7,11 +7,12 @@ Nothing here imports torch: the planner answers from these classes alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from kvik.spec.params import Params
+from kvik.spec.stored import Stored
 
 LayerKind = Literal["full", "sliding", "chunked", "latent", "state", "shared"]
 
@@ -179,6 +180,7 @@ class ModelSpec:
     the decoder needs (``rope``, ``norm_eps``, ``activation``, ...) holds defaults, and the rest
     is enough to plan with. ``ffn`` is 0 where no dense feed-forward width is known. ``params`` is
     None where the parameters cannot be counted. ``source`` says where the sizes were read.
+    ``stored`` is how its weights lie in their files.
     ``unwindowed`` names the engines that apply none of this model's windows and so keep every
     token in all of its layers.
     """
@@ -202,6 +204,7 @@ class ModelSpec:
     unrunnable: str = ""
     source: str = ""
     unwindowed: tuple[str, ...] = ()
+    stored: Stored = field(default_factory=Stored)
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:
