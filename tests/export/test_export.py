@@ -64,6 +64,35 @@ def test_options(engine: str, kv: str, more: dict[str, Any], want: dict[str, str
     assert want.items() <= options(found).items()
 
 
+def test_the_type_that_is_named_is_the_type_that_is_set() -> None:
+    """DeepSeek's latent rows have no integers in vLLM."""
+    found = make("vllm", "int8", "deepseek-v3")
+    assert options(found)["--kv-cache-dtype"] == "fp8"
+    assert found.cannot == ("int8: no such cache type, the nearest is fp8",)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kv", "want", "note"),
+    [
+        ("vllm", "fp16", {"--dtype": "float16", "--kv-cache-dtype": "float16"}, "16-bit type"),
+        ("vllm", "bf16", {"--dtype": "bfloat16", "--kv-cache-dtype": "bfloat16"}, "16-bit type"),
+        ("vllm", "auto", {"--kv-cache-dtype": "auto"}, ""),
+        ("sglang", "fp16", {"--dtype": "float16", "--kv-cache-dtype": "auto"}, "16-bit type"),
+        ("sglang", "bf16", {"--kv-cache-dtype": "bfloat16"}, ""),
+        ("trtllm", "fp16", {}, "of the checkpoint, for fp16 and bf16 alike"),
+        ("trtllm", "bf16", {}, "of the checkpoint, for fp16 and bf16 alike"),
+        ("trtllm", "fp8", {}, ""),
+    ],
+)
+def test_a_16_bit_type_is_set_or_said_to_follow_the_checkpoint(
+    engine: str, kv: str, want: dict[str, str], note: str
+) -> None:
+    found = make(engine, kv)
+    assert want.items() <= options(found).items()
+    assert ("--dtype" in options(found)) == ("--dtype" in want)
+    assert (note in " ".join(found.notes)) if note else not found.notes
+
+
 def test_windows_of_tensorrt_llm_are_in_its_file() -> None:
     found = make("trtllm", "fp16+sinks:4+window:2044+page:64")
     lines = found.files["kv.yaml"].splitlines()

@@ -172,11 +172,72 @@ def test_vllm_makes_attention_blocks_as_large_as_a_state() -> None:
         ("bfloat16", 512), ("fp8", 256), ("int8_per_token_head", 264),
         ("fp8_per_token_head", 264), ("int4_per_token_head", 136), ("nvfp4", 144),
         ("turboquant_k8v4", 196), ("turboquant_4bit_nc", 134), ("turboquant_k3v4_nc", 118),
-        ("turboquant_3bit_nc", 102),
+        ("turboquant_3bit_nc", 102), ("nvfp4_4over6", 144), ("ultraquant_4bit", 136),
+        ("fp8_inc", 256),
     ],
 )  # fmt: skip
 def test_vllm_types_at_128_channels(name: str, nbytes: int) -> None:
     assert TYPES[name].head(128, 128) == nbytes
+
+
+def test_ultraquant_at_256_channels() -> None:
+    """As vLLM's own test of the slot says: 272 bytes."""
+    assert TYPES["ultraquant_4bit"].head(256, 256) == 272
+
+
+FLAGS = (
+    "auto float16 bfloat16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4_ds_mla turboquant_k8v4 "
+    "turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc octave_k3v4 octave_k3v3 "
+    "octave_k3v3_compact ultraquant_4bit int4_per_token_head int8_per_token_head "
+    "fp8_per_token_head nvfp4 nvfp4_4over6"
+)
+
+
+@pytest.mark.parametrize("name", FLAGS.split())
+def test_every_cache_type_of_vllm_is_known(name: str) -> None:
+    """Counted, or refused by what is not known of it; never as a word that nobody has."""
+    model = "deepseek-v3" if "_ds_mla" in name else "llama-3.1-8b"
+    if name in TYPES:
+        assert ask(model, 16, name, engine="vllm")["kv"]["bytes"] > 0
+        return
+    for engine in ("vllm", "kvik"):
+        with pytest.raises(KvikError, match="of vLLM whose layout is not known here"):
+            ask(model, 16, name, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("kv", "engine", "words"),
+    [
+        ("fp9", "vllm", "cache types of vLLM: float32, auto, .*turboquant_3bit_nc"),
+        ("fp9", "sglang", "cache types of SGLang: auto, .*nvfp4"),
+        ("mxfp8", "sglang", "mxfp8 is a cache type of SGLang whose layout is not known"),
+        ("fp8_ds_mla", "vllm", "latent rows of MLA alone; write fp8"),
+    ],
+)
+def test_an_unknown_type_brings_those_of_the_engine(kv: str, engine: str, words: str) -> None:
+    with pytest.raises(KvikError, match=words):
+        ask("llama-3.1-8b", 16, kv, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "per_token"),
+    [
+        ("llama-3-8b", "nvfp4", 32 * 8 * 144),
+        ("llama-3-8b", "fp4_mx_block16", 32 * 8 * 144),
+        ("deepseek-v3", "fp4_mx_block16", 61 * (576 // 2 + 576 // 16)),
+        ("deepseek-v3", "int4", 61 * (576 // 2 + 576 // 16)),
+    ],
+)
+def test_four_bits_in_sglang(model: str, kv: str, per_token: int) -> None:
+    found = ask(model, 4096, kv, engine="sglang")
+    assert found["engine"]["reserved_bytes_per_request"] == 4096 * per_token
+
+
+@pytest.mark.parametrize(("engine", "kv"), [("vllm", "int8"), ("vllm", "int4"), ("trtllm", "int4")])
+def test_the_nearest_type_of_latent_rows_is_the_one_that_is_counted(engine: str, kv: str) -> None:
+    found = ask("deepseek-v3", 4096, kv, engine=engine)
+    assert found["engine"]["reserved_bytes_per_request"] == 4096 * 61 * 576
+    assert any(note.endswith("the nearest is fp8") for note in found["notes"])
 
 
 def test_turboquant_leaves_two_layers_at_either_end() -> None:

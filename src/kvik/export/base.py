@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from kvik.errors import KvikError
 from kvik.plan.request import Request
 
+SAME_BYTES = (
+    "the whole model computes in this 16-bit type: where it needs the other one, write --kv fp16 "
+    "or --kv bf16, whose bytes are the same"
+)
+
 
 @dataclass(frozen=True)
 class Exported:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvik.export.base import Exported, command
+from kvik.export.base import SAME_BYTES, Exported, command
 from kvik.plan.request import Request
 
 
@@ -12,6 +12,10 @@ def sglang(request: Request, model: str) -> Exported:
     found = engine.expressed
     words: list[str | int] = ["python", "-m", "sglang.launch_server"]
     words += ["--model-path", model, "--kv-cache-dtype", engine.kind.name]
+    notes = []
+    if engine.kind.name == "auto" and request.recipe is not None:
+        words += ["--dtype", "float16"]  # auto is the type that the model computes in
+        notes.append(SAME_BYTES)
     if found.page is not None:
         words += ["--page-size", found.page]
     words += ["--context-length", request.context, "--max-running-requests", request.batch]
@@ -22,4 +26,4 @@ def sglang(request: Request, model: str) -> Exported:
         words += ["--pp-size", parallel.pp]
     if parallel.cp > 1:
         words += ["--dcp-size", parallel.cp]
-    return Exported("sglang", command(words), cannot=found.lost)
+    return Exported("sglang", command(words), cannot=found.lost, notes=tuple(notes))

@@ -29,4 +29,12 @@ def trtllm(request: Request, model: str) -> Exported:
     if parallel.pp > 1:
         words += ["--pp_size", parallel.pp]
     lost = found.lost + only_one_device(request, "cp")
-    return Exported("trtllm", command(words), {FILE: "\n".join(lines) + "\n"}, lost)
+    notes = ("dtype auto is the 16-bit type of the checkpoint, for fp16 and bf16 alike",)
+    follows = engine.kind.name == "auto" and request.recipe is not None
+    return Exported(
+        "trtllm",
+        command(words),
+        {FILE: "\n".join(lines) + "\n"},
+        lost,
+        notes if follows else (),
+    )

@@ -57,13 +57,23 @@ class Request:
         try:
             return Recipe.parse(self.kv)
         except RecipeError as error:
-            owners = [name for name, engine in ENGINES.items() if self.kv in engine.types]
-            if owners:
-                raise RecipeError(
-                    f"{self.kv} is a cache type of {' and '.join(owners)}: write "
-                    f"--engine {owners[0]}"
-                ) from None
-            raise error
+            raise self._no_recipe(error) from None
+
+    def _no_recipe(self, error: RecipeError) -> RecipeError:
+        """Why ``kv`` is neither a recipe nor a type of the engine."""
+        engine = ENGINES[self.engine]
+        owners = [name for name, other in ENGINES.items() if self.kv in other.types]
+        unknown = [other.title for other in ENGINES.values() if self.kv in other.unmeasured]
+        if owners:
+            text = (
+                f"{self.kv} is a cache type of {' and '.join(owners)}: write --engine {owners[0]}"
+            )
+            return RecipeError(text)
+        types = f"cache types of {engine.title}: {', '.join(engine.types)}"
+        if unknown:
+            text = f"{self.kv} is a cache type of {unknown[0]} whose layout is not known here"
+            return RecipeError(text, types) if engine.types else RecipeError(text)
+        return RecipeError(*error.reasons, types) if engine.types else error
 
     @cached_property
     def plan(self) -> Plan | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -71,12 +71,16 @@ class Engine(ABC):
     """One engine and its rules; all figures are for the fullest device.
 
     ``types`` are its own cache types, ``language`` says which of them stand for recipe words;
+    ``unmeasured`` are types that it has and whose layout is not known here, ``latent_type`` is
+    the nearest for latent rows that the nearest for other rows cannot hold,
     ``expands`` that it has no latent cache for some families (``expanded``).
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     types: ClassVar[Mapping[str, CacheType]] = {}
+    unmeasured: ClassVar[tuple[str, ...]] = ()
+    latent_type: ClassVar[str] = ""
     language: ClassVar[Language] = Language({}, {})
     inflight_default: ClassVar[int] = 0
     expands: ClassVar[bool] = False
@@ -101,7 +105,18 @@ class Engine(ABC):
         """The recipe in the engine's words."""
         if self.setting.recipe is None:
             return Expressed(self.setting.kv, self.setting.kv)
-        return express(self.setting.recipe, self.language)
+        return express(self.setting.recipe, self._spoken())
+
+    def _spoken(self) -> Language:
+        """The language, with types that hold latent rows where the model has some."""
+        layers = (layer for rank in self.setting.ranks for layer in rank.spec.layers)
+        if not self.latent_type or not any(layer.kind == "latent" for layer in layers):
+            return self.language
+        nearest = {
+            word: name if self.types[name].latent else self.latent_type
+            for word, name in self.language.nearest.items()
+        }
+        return replace(self.language, nearest=nearest)
 
     @property
     def kind(self) -> CacheType:

@@ -13,6 +13,17 @@ from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 
 SWA_SHARE = 0.8  # swa-full-tokens-ratio: tokens of the windowed pool for each of the full one
+
+
+def _fp4(name: str) -> CacheType:
+    """Codes of four bits, and a byte of scale for each 16; latent rows too."""
+
+    def coded(values: int) -> int:
+        return -(-values * 9 // 16)
+
+    return CacheType(name, lambda k, v: coded(k) + coded(v), lambda d, _: coded(d))
+
+
 TYPES = {
     t.name: t
     for t in (
@@ -20,7 +31,7 @@ TYPES = {
         plain("bfloat16", 2),
         plain("fp8_e4m3", 1),
         plain("fp8_e5m2", 1),
-        CacheType("fp4_mx_block16", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        *(_fp4(name) for name in ("nvfp4", "fp4_mx_block16")),
     )
 } | {"fp8": plain("fp8_e4m3", 1)}
 
@@ -31,6 +42,8 @@ class Sglang(Engine):
     name = "sglang"
     title = "SGLang"
     types = TYPES
+    unmeasured = ("mxfp8",)
+    latent_type = "fp8_e4m3"
     language: ClassVar = Language(
         {"bf16": "bfloat16", "fp16": "auto"},
         {

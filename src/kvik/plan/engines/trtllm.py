@@ -26,6 +26,7 @@ class TrtLlm(Engine):
     name = "trtllm"
     title = "TensorRT-LLM"
     types = TYPES
+    latent_type = "fp8"
     language: ClassVar = Language(
         {"fp16": "auto", "bf16": "auto"},
         {

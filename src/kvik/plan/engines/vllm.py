@@ -35,6 +35,10 @@ def _turbo(name: str, k_bits: int, k_extra: int, v_bits: int) -> CacheType:
     return CacheType(name, head)
 
 
+def _latent_only(k: int, v: int) -> int:
+    raise KvikError("fp8_ds_mla stores the latent rows of MLA alone; write fp8")
+
+
 def _ds_mla(dim: int, rope: int) -> int:
     """FlashMLA's row: fp8 codes, a float32 scale for each 128, the rotary part in bf16.
 
@@ -54,9 +58,10 @@ TYPES = {
         plain("fp8", 1),
         plain("fp8_e4m3", 1),
         plain("fp8_e5m2", 1),
+        plain("fp8_inc", 1),
         CacheType(
             "fp8_ds_mla",
-            lambda k, v: k + v,
+            _latent_only,
             _ds_mla,
             lambda dim: dim + 4 * -(-dim // 128) if dim < 256 else _ds_mla(dim, 64),
         ),
@@ -64,6 +69,10 @@ TYPES = {
         _scaled("int8_per_token_head", 1),
         _scaled("int4_per_token_head", 0.5),
         CacheType("nvfp4", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        # The same layout; which of two scales a block takes is decided by its error.
+        CacheType("nvfp4_4over6", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        # Codes of four bits, and a scale of one byte for each 32.
+        CacheType("ultraquant_4bit", lambda k, v: -(-k * 17 // 32) + -(-v * 17 // 32)),
         _turbo("turboquant_k8v4", 8, 0, 4),
         _turbo("turboquant_4bit_nc", 4, 2, 4),
         _turbo("turboquant_k3v4_nc", 3, 2, 4),
@@ -103,6 +112,8 @@ class Vllm(Engine):
     name = "vllm"
     title = "vLLM"
     types = TYPES
+    unmeasured = ("nvfp4_ds_mla", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact")
+    latent_type = "fp8"
     language: ClassVar = Language(
         {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
         {
