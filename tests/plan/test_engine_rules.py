@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +14,11 @@ from kvik.errors import KvikError
 from kvik.plan import kv_bytes
 from kvik.plan.engines import ENGINES
 from kvik.plan.engines.vllm import TYPES, Vllm
+from kvik.plan.ranks import Parallel, ranks
 from kvik.recipe import Recipe
 from kvik.spec import LayerSpec, ModelSpec
 from kvik.spec.hf_config import plan_from_config
+from kvik.spec.load import find_spec
 from kvik.spec.presets import presets
 from kvik.stages.ggml import TYPES as GGML
 from kvik.testing.stacks import pairwise
@@ -269,6 +273,19 @@ def test_tensor_parallel(model: str, tp: int, share: int) -> None:
     assert one["kv"] == many["kv"], "data are counted once"
     copies = any("times the KV of one copy" in note for note in many["notes"])
     assert copies == (share < tp)
+
+
+@pytest.mark.parametrize(
+    ("tp", "channels"),
+    [(1, 4096 + 8 * 256), (4, 1024 + 2 * 256), (8, 512 + 256), (16, 256 + 256), (64, 64 + 256)],
+)
+def test_groups_of_mamba_2_lie_on_every_device_that_needs_them(tp: int, channels: int) -> None:
+    """Nemotron-3-Nano: 64 heads of 64, 8 groups of a state of 128 (B and C)."""
+    spec = find_spec("nemotron-3-nano-30b-a3b")
+    layer = next(y for y in spec.layers if y.states)
+    (rank,) = ranks(replace(spec, layers=(layer,)), None, Parallel(tp=tp))
+    conv = next(p for p in rank.spec.layers[0].states if p.name == "conv")
+    assert conv.shape == (3, channels)
 
 
 def test_context_parallel_shards_tokens_and_not_windows() -> None:

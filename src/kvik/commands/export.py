@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvik.commands.plan import describe
+from kvik.commands.plan import context_of, describe
 from kvik.commands.results import to_json
 from kvik.export import export
 from kvik.plan.ranks import Parallel
@@ -27,7 +27,7 @@ def export_recipe(
     """Print the command, the files it reads and what the engine cannot do."""
     spec = describe(model)
     request = Request(
-        spec, kv, context or spec.context, batch, engine.casefold(), Parallel(*parallel)
+        spec, kv, context_of(spec, context), batch, engine.casefold(), Parallel(*parallel)
     )
     found = export(request, model)
     if as_json:

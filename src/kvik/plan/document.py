@@ -9,6 +9,8 @@ from kvik.plan.fit import ACTIVATION_RULE, Fit, Load, fit
 from kvik.plan.request import Request
 from kvik.plan.weights import weight_bytes
 
+KEPT_RULE = "macOS gives the GPU about 75 % of what they share (sysctl iogpu.wired_limit_mb)"
+
 
 def document(
     request: Request, load: Load, weights: str = "as-is", device: str | None = None
@@ -22,6 +24,8 @@ def document(
     found = fit(spec, engine, None if size is None else -(-size // shares), load)
     notes = [*engine.notes, words, *_warnings(request, load, found)]
     if load.memory is not None:
+        if load.kept:
+            notes.append(f"the system keeps {load.kept:,} B of the memory: {KEPT_RULE}")
         notes += [f"{engine.title} has for KV: {engine.fit_rule}", ACTIVATION_RULE]
     return {
         "model": spec.name,

@@ -17,12 +17,16 @@ ACTIVATION_RULE = (
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a device: bytes of its memory, or of KV alone (``available``)."""
+    """What is asked of a device: bytes of its memory, or of KV alone (``available``).
+
+    Of ``memory`` the system keeps ``kept`` for itself.
+    """
 
     context: int
     batch: int
     memory: int | None = None
     available: int | None = None
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def fit(spec: ModelSpec, engine: Engine, weights: int | None, load: Load) -> Fit
             assert load.available is not None
             return load.available
         assert weights is not None
-        return engine.budget(load.memory, weights, activation_bytes(spec, engine, context, batch))
+        usable = load.memory - load.kept
+        return engine.budget(usable, weights, activation_bytes(spec, engine, context, batch))
 
     def holds(context: int, batch: int) -> bool:
         room = budget(context, batch)

@@ -80,11 +80,15 @@ class StatePart:
     ``conv`` (the last kernel - 1 inputs of a short convolution, shape [columns, channels]),
     ``cross`` (K and V of an encoder's output) or ``compressor`` (DeepSeek-V4's open groups).
     ``item_bytes`` is what vLLM stores (mostly recurrent 4, conv 2); engines differ in it.
+    Of the channels of Mamba-2's convolution ``groups`` times ``group_width`` serve all heads of a
+    group: a device needs those of every group that one of its heads is in.
     """
 
     name: Literal["recurrent", "conv", "cross", "compressor"]
     shape: tuple[int, ...]
     item_bytes: int
+    groups: int = 0
+    group_width: int = 0
 
     def __post_init__(self) -> None:
         if min(self.shape, default=0) <= 0 or self.item_bytes <= 0:
