@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plan.ask import GIB, ask, request
+from tests.plan.ask import GIB, ask
 
 from kvik.errors import KvikError
 from kvik.plan import kv_bytes
 from kvik.plan.engines import ENGINES
-from kvik.plan.engines.vllm import TYPES, Vllm
+from kvik.plan.engines.vllm import TYPES
+from kvik.plan.hardware import find_device
 from kvik.recipe import Recipe
 from kvik.spec import LayerSpec, ModelSpec
 from kvik.spec.presets import presets
@@ -22,6 +23,12 @@ MODELS = (
     "qwen3-next-80b-a3b", "jamba-v0.1", "falcon-h1-34b", "hunyuan-large", "mistral-7b-v0.1",
     "deepseek-v4-flash", "whisper-large-v3", "minicpm3-4b", "mimo-v2-flash", "gemma-3n-e4b",
 )  # fmt: skip
+# Less than 16 bits a value whatever the cache type: bytes of a token that such engines save.
+IN_8_BITS = {
+    ("deepseek-v3.2", "sglang"): 61 * (256 - 132),
+    ("deepseek-v3.2", "vllm"): 61 * (256 - 132),
+    ("deepseek-v4-flash", "sglang"): 43 * (1024 - 584) + 6880 - 3850,
+}
 SMALL = ModelSpec(
     "small",
     "llama",
@@ -77,6 +84,9 @@ def test_reserved_is_at_least_the_data(model: str, engine: str) -> None:
     for context in (100, 5000):
         found = ask(model, context, engine=engine)
         data = found["kv"]["bytes"]
+        if (model, engine) in IN_8_BITS:
+            data -= IN_8_BITS[model, engine] * context
+            assert any("8 bits" in note or "8-bit" in note for note in found["notes"])
         if engine == "kvik":
             data -= found["kv"]["bytes_per_token"]
         assert found["engine"]["reserved_bytes_per_request"] >= data
@@ -93,6 +103,15 @@ def test_what_is_said_to_fit_fits_and_one_more_does_not(model: str, engine: str)
         assert not ask(model, longest + 1, engine=engine, available=3 * GIB, batch=2)["fits"]
     assert ask(model, 2000, engine=engine, available=3 * GIB, batch=largest)["fits"]
     assert not ask(model, 2000, engine=engine, available=3 * GIB, batch=largest + 1)["fits"]
+    # By the reservation of one request, which does not come from that search.
+    each = found["engine"]["reserved_bytes_per_request"]
+    assert largest * each <= 3 * GIB
+    if engine == "sglang":  # every pool of it has a fixed number of slots
+        slots = found["engine"]["pool_tokens"]
+        assert 2000 * largest <= slots
+        assert longest is None or 2 * longest <= slots
+    elif engine != "vllm":  # (of whole blocks)
+        assert (largest + 1) * each > 3 * GIB
 
 
 @pytest.mark.parametrize(("number", "model"), list(enumerate(presets())))
@@ -116,15 +135,34 @@ def test_transformers_convolutions_have_one_column_more() -> None:
     assert state == 36 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
 
 
-def test_vllm_makes_attention_blocks_as_large_as_a_state() -> None:
-    """Qwen3-Next: 2,146,304 B of state over 2,048 B a token, in sixteens: 1,056 tokens."""
-    made = request("qwen3-next-80b-a3b", 4096, engine="vllm")
-    engine = made.engine_rules
-    assert isinstance(engine, Vllm)
-    groups, nbytes = engine.groups(engine.setting.ranks[0])
-    assert [g.block for g in groups if g.kind == "full"] == [1056]
-    assert len(groups) == 4
-    assert nbytes == 12 * 1056 * 2048
+@pytest.mark.parametrize(
+    ("model", "tokens", "nbytes"),
+    [
+        # 2,146,304 B of state over 2,048 B a token, in sixteens, in groups of 12 layers.
+        ("qwen3-next-80b-a3b", 1056, 12 * 1056 * 2048),
+        ("qwen3.5-27b", 784, 16 * 784 * 4096),  # as its log says: 784 tokens
+    ],
+)
+def test_vllm_makes_attention_blocks_as_large_as_a_state(
+    model: str, tokens: int, nbytes: int
+) -> None:
+    """One attention group and three of states, which hold two pages each."""
+    for context, blocks in ((1, 1), (tokens, 1), (tokens + 1, 2)):
+        found = ask(model, context, engine="vllm")["engine"]
+        assert found["reserved_bytes_per_request"] == (blocks + 6) * nbytes
+
+
+@pytest.mark.parametrize(
+    ("device", "inflight"),
+    [("a100-80gb", 2048), ("a100-80gb-pcie", 2048), ("h100", 8192), ("l40s", 2048)],
+)
+def test_vllm_takes_smaller_steps_on_an_a100(device: str, inflight: int) -> None:
+    name, memory = find_device(device).name, find_device(device).memory_bytes
+    found = ask("gpt-oss-20b", 32_768, engine="vllm", device=name, memory=memory)
+    assert any(f"up to {inflight:,} tokens" in note for note in found["notes"])
+    given = ask("gpt-oss-20b", 32_768, engine="vllm", inflight=inflight)
+    reserved = [f["engine"]["reserved_bytes_per_request"] for f in (found, given)]
+    assert reserved[0] == reserved[1]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +175,7 @@ def test_vllm_makes_attention_blocks_as_large_as_a_state() -> None:
     ],
 )  # fmt: skip
 def test_vllm_types_at_128_channels(name: str, nbytes: int) -> None:
-    assert TYPES[name].head(128, 128) == nbytes
+    assert TYPES[name].row(LayerSpec("full", 1, 1, 128, 128)) == nbytes
 
 
 def test_turboquant_leaves_two_layers_at_either_end() -> None:
@@ -177,11 +215,10 @@ def test_context_parallel_shards_tokens_and_not_windows() -> None:
         for n in (1, 8)
     ]
     assert reserved[0] == 8 * reserved[1]
-    window = [
-        ask("mistral-7b-v0.1", 65_536, engine="sglang", tp=8, cp=n, inflight=1)["engine"]
-        for n in (1, 8)
-    ]
-    assert window[0] == window[1]
+    full, windows = 12 * 2 * 64 * 2 * 65_536, 12 * 2 * 64 * 2 * (128 + 1)  # a KV head a device
+    for cp in (1, 8):
+        engine = ask("gpt-oss-20b", 65_536, engine="sglang", tp=8, cp=cp, inflight=1)["engine"]
+        assert engine["reserved_bytes_per_request"] == full // cp + windows
     with pytest.raises(KvikError, match="must divide --tp"):
         ask("llama-3.1-8b", 4096, engine="vllm", tp=2, cp=3)
 

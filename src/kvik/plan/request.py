@@ -33,6 +33,7 @@ class Request:
     parallel: Parallel = field(default_factory=Parallel)
     inflight: int | None = None
     memory: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.context < FAR:
@@ -87,5 +88,6 @@ class Request:
             self.parallel,
             self.inflight,
             self.memory,
+            self.device,
         )
         return ENGINES[self.engine](setting)

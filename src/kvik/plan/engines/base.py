@@ -29,7 +29,7 @@ class CacheType:
     """
 
     name: str
-    head: Callable[[int, int], int]
+    head: Callable[[int, int], int] | None
     latent: Callable[[int, int], int] | None = None
     side: Callable[[int], int] | None = None
 
@@ -38,21 +38,42 @@ class CacheType:
         if not layer.caches_tokens:
             return 0
         if layer.kind != "latent":
-            return layer.kv_heads * self.head(layer.k_dim, layer.v_dim)
+            return layer.kv_heads * self._head(layer.k_dim, layer.v_dim)
         if self.latent is None:
             raise KvikError(f"{self.name} cannot store the latent rows of MLA; write fp16 or fp8")
         return self.latent(layer.k_dim, layer.rope_dim)
 
+    def _head(self, k: int, v: int) -> int:
+        if self.head is None:
+            raise KvikError(f"{self.name} stores the latent rows of MLA only; write fp16 or fp8")
+        return self.head(k, v)
+
     def extra(self, stream: Extra) -> int:
         """One row of a side stream."""
         if self.side is None:
-            return self.head(stream.dim, 0)
+            return self._head(stream.dim, 0)
         return self.side(stream.dim)
 
 
 def plain(name: str, nbytes: int) -> CacheType:
     """Floats of ``nbytes`` bytes, without scales."""
     return CacheType(name, lambda k, v: nbytes * (k + v), lambda d, _: nbytes * d)
+
+
+def ds_mla(dim: int, rope: int) -> int:
+    """FlashMLA's row: fp8 codes, a float32 scale for each 128, the rotary part in bf16.
+
+    DeepSeek-V4's rows of 512 hold 448 codes and 8 bytes of scales instead.
+    """
+    codes = dim - rope
+    return codes + 2 * rope + (4 * -(-codes // 128) if codes % 128 == 0 else 8)
+
+
+def ds_side(dim: int) -> int:
+    """A side stream beside such rows: an indexer's key in 8 bits with a float32 scale for each 128,
+    or a compressed row of DeepSeek-V4.
+    """
+    return dim + 4 * -(-dim // 128) if dim < 256 else ds_mla(dim, 64)
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,7 @@ class Setting:
     parallel: Parallel = field(default_factory=Parallel)
     inflight: int | None = None
     memory: int | None = None
+    device: str | None = None
 
 
 class Engine(ABC):
@@ -137,7 +159,12 @@ class Engine(ABC):
 
     def longest(self, available: int, batch: int = 1) -> int | None:
         """The longest context of ``batch`` requests; None where every length fits."""
-        return most(lambda n: batch * self.request_bytes(n) <= available)
+
+        def holds(context: int) -> bool:
+            at_once = self.concurrency(available, context)
+            return at_once is None or at_once >= batch
+
+        return most(holds)
 
     @abstractmethod
     def budget(self, memory: int, weights: int, activations: int) -> int:

@@ -11,7 +11,17 @@ from functools import cached_property
 from typing import ClassVar
 
 from kvik.errors import KvikError
-from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, latent_kind, plain, up
+from kvik.plan.engines.base import (
+    GIB,
+    CacheType,
+    Engine,
+    ds_mla,
+    ds_side,
+    expanded,
+    latent_kind,
+    plain,
+    up,
+)
 from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
@@ -35,13 +45,16 @@ def _turbo(name: str, k_bits: int, k_extra: int, v_bits: int) -> CacheType:
     return CacheType(name, head)
 
 
-def _ds_mla(dim: int, rope: int) -> int:
-    """FlashMLA's row: fp8 codes, a float32 scale for each 128, the rotary part in bf16.
+def _nvfp4_mla(dim: int, rope: int) -> int:
+    """Codes of 4 bits, a byte of scale for each 16, the rotary part in bf16, whole 16 bytes.
 
-    DeepSeek-V4's rows of 512 hold 448 codes and 8 bytes of scales instead.
+    432 B for 512 + 64. The layout of other rows is not known.
     """
-    codes = dim - rope
-    return codes + 2 * rope + (4 * -(-codes // 128) if codes % 128 == 0 else 8)
+    if (dim, rope) != (576, 64):
+        raise KvikError(
+            f"nvfp4_ds_mla stores rows of 512 + 64 values, not of {dim - rope} + {rope}; write fp8"
+        )
+    return (dim - rope) * 9 // 16 + 2 * rope + 16
 
 
 TYPES = {
@@ -54,16 +67,16 @@ TYPES = {
         plain("fp8", 1),
         plain("fp8_e4m3", 1),
         plain("fp8_e5m2", 1),
-        CacheType(
-            "fp8_ds_mla",
-            lambda k, v: k + v,
-            _ds_mla,
-            lambda dim: dim + 4 * -(-dim // 128) if dim < 256 else _ds_mla(dim, 64),
-        ),
+        plain("fp8_inc", 1),
+        CacheType("fp8_ds_mla", None, ds_mla, ds_side),
         _scaled("fp8_per_token_head", 1),
         _scaled("int8_per_token_head", 1),
         _scaled("int4_per_token_head", 0.5),
         CacheType("nvfp4", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        CacheType("nvfp4_4over6", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        CacheType("nvfp4_ds_mla", None, _nvfp4_mla, ds_side),
+        # Codes of 4 bits and a byte of scale for each 32.
+        CacheType("ultraquant_4bit", lambda k, v: -(-k * 17 // 32) + -(-v * 17 // 32)),
         _turbo("turboquant_k8v4", 8, 0, 4),
         _turbo("turboquant_4bit_nc", 4, 2, 4),
         _turbo("turboquant_k3v4_nc", 3, 2, 4),
@@ -72,6 +85,7 @@ TYPES = {
 }
 # GLM-5's indexers keep their keys in 16 bits beside 8-bit rows.
 GLM_DSA = replace(TYPES["fp8_ds_mla"], side=lambda dim: 2 * dim)
+STATE_PAGES = 2  # of a request: mamba-cache-mode align, the default with cached prefixes
 SKIPPED = 2  # layers at either end that TurboQuant leaves in 16 bits
 
 
@@ -87,7 +101,7 @@ class Cached:
     def blocks(self, context: int, inflight: int, cp: int) -> int:
         """Blocks that a request of ``context`` tokens needs at most."""
         if self.kind == "state":
-            return 1
+            return STATE_PAGES
         if self.kind == "full":
             share = -(-context // cp)
             return -(-share // self.block)
@@ -127,9 +141,9 @@ class Vllm(Engine):
 
     @property
     def inflight(self) -> int:
-        """max-num-batched-tokens: 8,192, on devices below 70 GiB 2,048."""
-        memory = self.setting.memory
-        small = memory is not None and memory < 70 * GIB
+        """max-num-batched-tokens: 8,192; on devices below 70 GiB, and on any A100, 2,048."""
+        memory, device = self.setting.memory, self.setting.device or ""
+        small = (memory is not None and memory < 70 * GIB) or "a100" in device.casefold()
         return self.setting.inflight or (2048 if small else 8192)
 
     @property
@@ -145,6 +159,7 @@ class Vllm(Engine):
             raise KvikError(f"vLLM's --decode-context-parallel-size {cp} must divide --tp {tp}")
         if cp > 1:
             notes.append("vLLM: --cp is --decode-context-parallel-size; it needs no more devices")
+        notes += self._layer_notes()
         for rank in self.setting.ranks[:1]:
             groups, _ = self.groups(rank)
             if len(groups) > 1:
@@ -154,15 +169,51 @@ class Vllm(Engine):
                 )
         return notes
 
+    def _layer_notes(self) -> list[str]:
+        """What the model's kinds of layers make of the figures."""
+        notes = []
+        if any(c.kind == "state" for rank in self.setting.ranks for c in self.groups(rank)[0]):
+            notes.append(
+                f"vLLM: a request holds {STATE_PAGES} pages of every group of states, because "
+                "prefixes are cached; --no-enable-prefix-caching holds one"
+            )
+        if self._family == "deepseek_v4":
+            notes.append(
+                "vLLM lays DeepSeek-V4 out in larger pages than are counted here: a report "
+                "(vllm#44376) needed 6.66 GiB on each of two devices for 30,000 tokens; do not "
+                "rely on these figures"
+            )
+        elif self._family == "glm_moe_dsa":
+            notes.append(
+                "vLLM: keys of GLM's indexers are counted at 16 bits (256 B for 128 values); two "
+                "logs (vllm#49696, LMCache#3339) show 132 B"
+            )
+        elif self._sparse:
+            notes.append("vLLM keeps the keys of indexers in 8 bits with a scale: 132 B for 128")
+        return notes
+
     @property
     def kind(self) -> CacheType:
-        """As named; the 8-bit rows of its sparse kernels have a layout of their own."""
-        layers = [layer for rank in self.setting.ranks for layer in rank.spec.layers]
+        """As named; rows and indexers of its sparse kernels have a layout of their own."""
         found = latent_kind(self, TYPES[self.expressed.k], "fp8")
-        if found.name.startswith("fp8") and any(y.kind == "latent" and y.extra for y in layers):
-            glm = self.setting.ranks[0].spec.family == "glm_moe_dsa"
-            return GLM_DSA if glm else TYPES["fp8_ds_mla"]
-        return found
+        if not self._sparse:
+            return found
+        if self._family == "glm_moe_dsa":
+            return GLM_DSA if found.name.startswith("fp8") else found
+        if found.name.startswith("fp8"):
+            return TYPES["fp8_ds_mla"]
+        # DeepSeek-V4 has no 16-bit layout to go by: its side streams stay as they were asked for.
+        return found if self._family == "deepseek_v4" else replace(found, side=ds_side)
+
+    @property
+    def _family(self) -> str:
+        return self.setting.ranks[0].spec.family
+
+    @cached_property
+    def _sparse(self) -> bool:
+        """Whether latent rows have an indexer."""
+        layers = (layer for rank in self.setting.ranks for layer in rank.spec.layers)
+        return any(layer.kind == "latent" and layer.extra for layer in layers)
 
     def _expanded(self, rank: Rank, layer: LayerSpec) -> LayerSpec | None:
         """The layer with expanded heads where vLLM has no latent cache for the family."""
