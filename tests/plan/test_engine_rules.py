@@ -171,7 +171,8 @@ def test_vllm_takes_smaller_steps_on_an_a100(device: str, inflight: int) -> None
         ("bfloat16", 512), ("fp8", 256), ("int8_per_token_head", 264),
         ("fp8_per_token_head", 264), ("int4_per_token_head", 136), ("nvfp4", 144),
         ("turboquant_k8v4", 196), ("turboquant_4bit_nc", 134), ("turboquant_k3v4_nc", 118),
-        ("turboquant_3bit_nc", 102),
+        ("turboquant_3bit_nc", 102), ("fp8_inc", 256), ("nvfp4_4over6", 144),
+        ("ultraquant_4bit", 136),
     ],
 )  # fmt: skip
 def test_vllm_types_at_128_channels(name: str, nbytes: int) -> None:
@@ -236,3 +237,74 @@ def test_pipeline_stages_have_their_layers_and_scopes() -> None:
 def test_heads_that_cannot_be_shared_out(tp: int, why: str) -> None:
     with pytest.raises(KvikError, match=why):
         ask("llama-3.1-8b", 4096, tp=tp)
+
+
+def test_transformers_cannot_put_a_head_on_several_devices() -> None:
+    with pytest.raises(KvikError, match="8 KV heads out over --tp 16"):
+        ask("llama-3.1-8b", 4096, engine="transformers", tp=16)
+    assert ask("deepseek-v3", 4096, engine="transformers", tp=16)
+
+
+def test_transformers_plans_16_bits_where_it_cannot_quantize() -> None:
+    plain, coded = (ask("gemma-3-27b", 4096, r, engine="transformers") for r in ("fp16", "int4"))
+    reserved = [f["engine"]["reserved_bytes_per_request"] for f in (plain, coded)]
+    assert reserved[0] == reserved[1]
+    assert any("full attention only" in note for note in coded["notes"])
+    with pytest.raises(KvikError, match="quanto-4: a quantized cache is for full attention only"):
+        ask("gemma-3-27b", 4096, "quanto-4", engine="transformers")
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "words"),
+    [
+        ("llamacpp", {"tp": 4, "cp": 2}, ["no option for --tp 4", "no option for --cp 2"]),
+        ("transformers", {"cp": 2}, ["no option for --cp 2"]),
+        ("trtllm", {"inflight": 8}, ["--inflight (max_num_tokens) changes the activations only"]),
+        ("kvik", {"inflight": 8}, ["--inflight changes the activations only"]),
+        ("transformers", {"inflight": 8}, ["--inflight changes nothing"]),
+        ("vllm", {"tp": 2, "pp": 2, "inflight": 8}, []),
+        ("sglang", {"tp": 2, "cp": 2, "pp": 2, "inflight": 8}, []),
+    ],
+)
+def test_options_that_an_engine_does_not_have_are_said(
+    engine: str, options: dict[str, int], words: list[str]
+) -> None:
+    notes = ask("llama-3.1-8b", 4096, engine=engine, **options)["notes"]
+    told = [n for n in notes if "no option for" in n or "--inflight" in n]
+    assert len(told) == len(words)
+    assert all(any(word in note for note in told) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "kv", "row"),
+    [
+        ("deepseek-v3", "sglang", "fp4_mx_block16", 61 * 324),
+        ("deepseek-v3", "vllm", "nvfp4_ds_mla", 61 * 432),
+        ("llama-3.1-8b", "sglang", "nvfp4", 32 * 8 * 144),
+        ("llama-3.1-8b", "sglang", "mxfp8", 32 * 8 * 264),
+    ],
+)
+def test_rows_of_further_types(model: str, engine: str, kv: str, row: int) -> None:
+    assert ask(model, 4096, kv, engine=engine)["kv"]["bytes_per_token"] == row
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "kv", "words"),
+    [
+        ("llama-3.1-8b", "vllm", "fp8_ds_mla", "latent rows of MLA only"),
+        ("deepseek-v4-flash", "vllm", "nvfp4_ds_mla", "rows of 512 [+] 64"),
+        ("llama-3.1-8b", "vllm", "octave_k3v4", "the size of its rows is not known"),
+        ("llama-3.1-8b", "vllm", "fp8_dsmla", "did you mean fp8_ds_mla.*nvfp4_4over6"),
+        ("llama-3.1-8b", "sglang", "int9x", "neither a recipe nor a cache type of SGLang"),
+        ("llama-3.1-8b", "sglang", "turboquant_k8v4", "a cache type of vllm: write --engine vllm"),
+    ],
+)
+def test_types_that_cannot_be_planned(model: str, engine: str, kv: str, words: str) -> None:
+    with pytest.raises(KvikError, match=words):
+        ask(model, 4096, kv, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_auto_follows_the_checkpoint(engine: str) -> None:
+    notes = ask("llama-3.1-8b", 4096, engine=engine)["notes"]
+    assert any("auto follows the checkpoint" in note for note in notes)

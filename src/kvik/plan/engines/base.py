@@ -12,7 +12,7 @@ from kvik.errors import KvikError
 from kvik.plan.express import Expressed, Language, express
 from kvik.plan.ranks import Parallel, Rank
 from kvik.recipe import Recipe
-from kvik.spec.model import Extra, LayerSpec
+from kvik.spec.model import Extra, LayerSpec, ModelSpec
 
 GIB = 1 << 30
 CHUNK = 512  # tokens of a step where the engine says nothing
@@ -93,20 +93,30 @@ class Engine(ABC):
     """One engine and its rules; all figures are for the fullest device.
 
     ``types`` are its own cache types, ``language`` says which of them stand for recipe words;
-    ``expands`` that it has no latent cache for some families (``expanded``).
+    ``unsized`` are types that it has and of which no row size is known. ``expands`` says that it
+    has no latent cache for some families (``expanded``), ``lacks`` which of tp, cp and pp it has no
+    option for, ``inflight_words`` what --inflight does where it does not change the reservation.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     types: ClassVar[Mapping[str, CacheType]] = {}
+    unsized: ClassVar[tuple[str, ...]] = ()
     language: ClassVar[Language] = Language({}, {})
     inflight_default: ClassVar[int] = 0
     expands: ClassVar[bool] = False
+    lacks: ClassVar[tuple[str, ...]] = ()
+    inflight_words: ClassVar[str] = ""
     rule: ClassVar[str]
     fit_rule: ClassVar[str]
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+
+    @classmethod
+    def check(cls, spec: ModelSpec, parallel: Parallel) -> None:
+        """KvikError for devices that the engine refuses this model on."""
+        del spec, parallel  # most refuse none
 
     @property
     def inflight(self) -> int:
@@ -123,7 +133,18 @@ class Engine(ABC):
         """The recipe in the engine's words."""
         if self.setting.recipe is None:
             return Expressed(self.setting.kv, self.setting.kv)
-        return express(self.setting.recipe, self.language)
+        return express(self.setting.recipe, self.spoken)
+
+    @property
+    def spoken(self) -> Language:
+        """What it has words for on this model: types that hold latent rows where there are any."""
+        layers = [y for rank in self.setting.ranks for y in rank.spec.layers]
+        families = {rank.spec.family for rank in self.setting.ranks}
+        if not any(y.kind == "latent" for y in layers) or (
+            self.expands and any(map(expanded, families))
+        ):
+            return self.language
+        return self.language.only(lambda name: self.types[name].latent is not None)
 
     @property
     def kind(self) -> CacheType:
@@ -134,10 +155,25 @@ class Engine(ABC):
     def notes(self) -> list[str]:
         """What the reader has to know about the engine's figures."""
         notes = [f"{self.title}: {lost}" for lost in self.expressed.lost]
+        notes += self._device_notes()
+        if self.expressed.k == "auto":
+            notes.append(f"{self.title}: auto follows the checkpoint; 16 bits are counted")
         if self.types and self.kind.name != self.types[self.expressed.k].name:
             notes.append(f"{self.title} stores this model's rows as {self.kind.name}")
         if self.expands and any(expanded(rank.spec.family) for rank in self.setting.ranks):
             notes.append(f"{self.title} stores K and V of every head, not this model's latent rows")
+        return notes
+
+    def _device_notes(self) -> list[str]:
+        """Options of the question that the engine does not have."""
+        counts = {n: getattr(self.setting.parallel, n) for n in self.lacks}
+        notes = [
+            f"{self.title} has no option for --{name} {count}: the figures are what it would give"
+            for name, count in counts.items()
+            if count > 1
+        ]
+        if self.setting.inflight is not None and self.inflight_words:
+            notes.append(f"{self.title}: --inflight {self.inflight_words}")
         return notes
 
     @abstractmethod
@@ -174,13 +210,6 @@ class Engine(ABC):
 def expanded(family: str) -> bool:
     """Whether engines store the heads of this family that its latent rows could give back."""
     return family == "minicpm3"
-
-
-def latent_kind(engine: Engine, kind: CacheType, otherwise: str) -> CacheType:
-    """``kind``, or a type that holds latent rows where a recipe was taken for one that does not."""
-    layers = (layer for rank in engine.setting.ranks for layer in rank.spec.layers)
-    cannot = kind.latent is None and engine.setting.recipe is not None
-    return engine.types[otherwise] if cannot and any(y.kind == "latent" for y in layers) else kind
 
 
 def most(fits: Callable[[int], bool]) -> int | None:

@@ -17,7 +17,6 @@ from kvik.plan.engines.base import (
     Engine,
     ds_mla,
     ds_side,
-    latent_kind,
     plain,
     up,
 )
@@ -108,6 +107,7 @@ class Sglang(Engine):
             **dict.fromkeys(("int4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"), "fp4_mx_block16"),
         },
         page=1,
+        coded="fp8_e4m3",
     )
     inflight_default = 8192
     rule: ClassVar[str] = (
@@ -162,8 +162,8 @@ class Sglang(Engine):
 
     @cached_property
     def kind(self) -> CacheType:
-        """As named, or fp8 where that holds no latent rows; indexers have a layout of their own."""
-        found = latent_kind(self, TYPES[self.expressed.k], "fp8_e4m3")
+        """As named; indexers, and 8-bit rows beside them, have a layout of their own."""
+        found = TYPES[self.expressed.k]
         indexed = [layer for layer in self._layers if layer.extra]
         if not indexed:
             return found

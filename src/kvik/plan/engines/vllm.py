@@ -18,13 +18,12 @@ from kvik.plan.engines.base import (
     ds_mla,
     ds_side,
     expanded,
-    latent_kind,
     plain,
     up,
 )
 from kvik.plan.express import Language
-from kvik.plan.ranks import Rank
-from kvik.spec.model import LayerSpec
+from kvik.plan.ranks import Parallel, Rank
+from kvik.spec.model import LayerSpec, ModelSpec
 
 BLOCK = 16
 LATENT_BLOCK = 64  # the kernels of MLA
@@ -127,7 +126,9 @@ class Vllm(Engine):
         },
         skips=True,
         page=16,
+        coded="fp8",
     )
+    unsized = ("octave_k3v4", "octave_k3v3", "octave_k3v3_compact")
     expands = True
     rule: ClassVar[str] = (
         "blocks of 16 tokens (MLA 64); a windowed layer reserves its window less one plus the "
@@ -138,6 +139,13 @@ class Vllm(Engine):
         "0.92 of the device's memory (gpu-memory-utilization) less weights, activations and "
         "0.75 GiB for CUDA graphs and libraries"
     )
+
+    @classmethod
+    def check(cls, spec: ModelSpec, parallel: Parallel) -> None:
+        """Context parallelism is within tensor parallelism."""
+        tp, cp = parallel.tp, parallel.cp
+        if tp % cp:
+            raise KvikError(f"vLLM's --decode-context-parallel-size {cp} must divide --tp {tp}")
 
     @property
     def inflight(self) -> int:
@@ -154,10 +162,7 @@ class Vllm(Engine):
             f"vLLM: cache type {self.kind.name}, up to {self.inflight:,} tokens in flight "
             "(max-num-batched-tokens)"
         )
-        tp, cp = self.setting.parallel.tp, self.setting.parallel.cp
-        if tp % cp:
-            raise KvikError(f"vLLM's --decode-context-parallel-size {cp} must divide --tp {tp}")
-        if cp > 1:
+        if self.setting.parallel.cp > 1:
             notes.append("vLLM: --cp is --decode-context-parallel-size; it needs no more devices")
         notes += self._layer_notes()
         for rank in self.setting.ranks[:1]:
@@ -195,7 +200,7 @@ class Vllm(Engine):
     @property
     def kind(self) -> CacheType:
         """As named; rows and indexers of its sparse kernels have a layout of their own."""
-        found = latent_kind(self, TYPES[self.expressed.k], "fp8")
+        found = TYPES[self.expressed.k]
         if not self._sparse:
             return found
         if self._family == "glm_moe_dsa":
