@@ -30,7 +30,9 @@ STATE_SHARE = Fraction(9, 19)  # mamba-full-memory-ratio 0.9: states to what ful
 STATE_SLOTS = 3  # of a request, where prefixes are cached
 # Beginnings of the families whose windowed layers have a pool of their own; all others keep every
 # token in every layer.
-WINDOWED = ("deepseek_v4", "gemma4", "gpt_oss", "laguna", "llama4", "mimo_v2", "step3p")
+WINDOWED = (
+    "deepseek_v4", "gemma4", "gpt_oss", "laguna", "llama4", "mimo2", "mimo_v2", "step35", "step3p",
+)  # fmt: skip
 
 
 def _nine(values: int) -> int:
