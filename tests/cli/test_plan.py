@@ -199,6 +199,18 @@ def test_unknown_weights_are_unknown_in_the_table(tmp_path: Path, kvik: Call) ->
     assert data["fits"] is data["max_context"] is data["max_batch"] is None
 
 
+def test_export_takes_the_steps_of_the_device(kvik: Call) -> None:
+    """The plan for an A100 assumes 2,048 tokens in flight, and so does its launch command."""
+    asked = ("gpt-oss-20b", "--kv", "fp8", "--engine", "vllm", "--device", "a100")
+    done = kvik("export", *asked)
+    assert done.status == 2
+    assert "A100-40GB" in done.err
+    asked = (*asked[:-1], "a100-80gb")
+    assert "up to 2,048 tokens in flight" in kvik("plan", *asked).out
+    assert "--max-num-batched-tokens 2048" in kvik("export", *asked).out
+    assert "--max-num-batched-tokens 64" in kvik("export", *asked, "--inflight", "64").out
+
+
 def test_export_prints_the_command_and_what_is_left_out(kvik: Call) -> None:
     done = kvik("export", "llama-3-8b", "--kv", "q8_0/q4_0+window:64", "--engine", "llamacpp")
     assert done.status == 0

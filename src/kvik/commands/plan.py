@@ -65,6 +65,7 @@ def plan_model(options: PlanOptions) -> None:
         Parallel(options.tp, options.cp, options.pp),
         options.inflight,
         load.memory,
+        device,
     )
     answer = document(request, replace(load, context=context), weights, device)
     if options.stack:

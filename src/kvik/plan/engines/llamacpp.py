@@ -50,6 +50,7 @@ class LlamaCpp(Engine):
     )
     inflight_default = 512
     expands = True
+    lacks = ("tp", "cp")
     rule: ClassVar[str] = (
         "the context in cells, padded to 256, K and V in blocks of 32; windowed layers have cells "
         "for window plus micro-batch (512), padded to 256; states and convolutions in float32"
