@@ -9,23 +9,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvik.spec import ModelSpec
+from kvik.plan.data import layer_data, resolve, total
+from kvik.recipe import Recipe
 from kvik.spec.families import FAMILIES
 from kvik.spec.gguf_families import ARCHS
 from kvik.spec.presets import preset_spec, presets
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-FAR = 1 << 24
 HEAD = """# Models
 
 `kvik plan` takes a path (a `.gguf` file, a `config.json`, or a folder with one) or one of the names
 below. Case, hyphens, an owner before a slash and words such as `Instruct` do not matter:
 `meta-llama/Llama-3.1-8B-Instruct` is `llama-3.1-8b`.
 
-Bytes are data at two bytes a value, before any engine rounds them up: for a token inside every
-window, for a further token past all of them, and fixed for each sequence (recurrent layers,
-convolutions, an encoder's output). Parameters are those of the language model; *active* are those
-that one token uses. The last column says where the sizes are from.
+Bytes are data at two bytes a value, before any engine rounds them up, as `kvik plan` prints them:
+for a token inside every window, for a further token past all of them, and fixed for each sequence
+(recurrent layers, convolutions, an encoder's output). Parameters are those of the language model;
+*active* are those that one token uses: some experts, one row of a table of embeddings. The last
+column says where the sizes are from.
 
 | name | layers | KV bytes/token | growth | fixed per sequence | parameters | active | source |
 |---|---|---|---|---|---|---|---|
@@ -44,27 +45,20 @@ And any GGUF file of these architectures:
 """
 
 
-def held(spec: ModelSpec, tokens: int) -> int:
-    """Bytes of one sequence's K, V and side streams."""
-    rows = sum(
-        2 * layer.row_values * (tokens if layer.window is None else min(tokens, layer.window))
-        for layer in spec.layers
-    )
-    return rows + sum(2 * e.dim * e.rows(tokens) for y in spec.layers for e in y.extra)
-
-
 def row(name: str) -> str:
     """The line of one model."""
     spec = preset_spec(name)
-    growth = (held(spec, FAR + 128) - held(spec, FAR)) // 128
+    layers = layer_data(resolve(Recipe.parse("fp16"), spec), spec, 1)
+    inside = total(layer.per_token for layer in layers)
+    growth = total(layer.growth for layer in layers)
     state = sum(layer.state_bytes for layer in spec.layers)
     params = spec.params
-    total = f"{params.total / 1e9:,.2f} B" if params else "unknown"
+    size = f"{params.total / 1e9:,.2f} B" if params else "unknown"
     active = f"{params.active / 1e9:,.2f} B" if params else "unknown"
     fixed = f"{state / 2**20:,.2f} MiB" if state else "0"
     also = presets()[name].get("aliases", ())
     shown = name + (f" (also {', '.join(also)})" if also else "")
-    figures = f"{held(spec, 1):,} | {growth:,} | {fixed} | {total} | {active}"
+    figures = f"{inside:,} | {growth:,} | {fixed} | {size} | {active}"
     return f"| {shown} | {len(spec.layers)} | {figures} | {spec.source} |\n"
 
 

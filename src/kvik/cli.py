@@ -412,6 +412,10 @@ def plan(**options: Any) -> None:
 @click.option("--tp", default=1, type=click.IntRange(1, 4096), help="Tensor parallel devices.")
 @click.option("--cp", default=1, type=click.IntRange(1, 4096), help="Context parallel.")
 @click.option("--pp", default=1, type=click.IntRange(1, 4096), help="Pipeline stages.")
+@click.option("--device", help="What it shall run on: some engines take other defaults there.")
+@click.option(
+    "--inflight", type=click.IntRange(1, 2**31), help="Tokens of a step.  [default: the engine's]"
+)
 @_JSON
 def export(model: str, tp: int, cp: int, pp: int, **options: Any) -> None:
     """Print how to start another engine with a recipe, and what that engine leaves out.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
+
+from kvik.commands.plan import share
 
 from .conftest import Call
 
@@ -149,6 +152,63 @@ def test_hostile_files(name: str, content: str, tmp_path: Path, kvik: Call) -> N
     assert time.process_time() - start < 5
     assert (done.status, done.out) == (2, "")
     assert done.line.startswith("kvik: ")
+
+
+BARE = {
+    "model_type": "falcon", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+    "vocab_size": 100,
+}  # fmt: skip
+
+
+def test_a_model_that_names_no_context_asks_for_one(tmp_path: Path, kvik: Call) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BARE))
+    for verb in (("plan",), ("export", "--kv", "fp16", "--engine", "vllm")):
+        done = kvik(verb[0], str(path), *verb[1:])
+        assert (done.status, done.out) == (2, "")
+        assert "give --context N" in done.line
+    done = kvik("plan", str(path), "--context", "64", "--memory", "1GiB")
+    assert done.status == 0
+    assert "trained for" not in done.out
+
+
+def test_a_pipe_is_no_missing_file(tmp_path: Path, kvik: Call) -> None:
+    for name in ("x.json", "x.gguf"):
+        os.mkfifo(tmp_path / name)
+        done = kvik("plan", str(tmp_path / name))
+        assert (done.status, "no such file" in done.line) == (2, False)
+        assert "file" in done.line
+
+
+def test_what_rounds_to_nothing_has_no_sign(kvik: Call) -> None:
+    done = kvik("plan", "llama-2-70b", "--kv", "int4", "--context", "131072", "--stack")
+    assert "as kvik reserves it" in done.out
+    assert "-0.0%" not in done.out
+    assert (share(-0.0004), share(-0.001), share(0.25)) == ("0.0%", "-0.1%", "25.0%")
+
+
+def test_unknown_weights_are_unknown_in_the_table(tmp_path: Path, kvik: Call) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BARE | {"model_type": "apertus", "intermediate_size": 64}))
+    done = kvik("plan", str(path), "--context", "64", "--device", "t4")
+    assert done.status == 0
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["fits", "unknown"] in rows
+    assert ["largest", "batch", "unknown"] in rows
+    data = json.loads(kvik("plan", str(path), "--context", "64", "--device", "t4", "--json").out)
+    assert data["fits"] is data["max_context"] is data["max_batch"] is None
+
+
+def test_export_takes_the_steps_of_the_device(kvik: Call) -> None:
+    """The plan for an A100 assumes 2,048 tokens in flight, and so does its launch command."""
+    asked = ("gpt-oss-20b", "--kv", "fp8", "--engine", "vllm", "--device", "a100")
+    done = kvik("export", *asked)
+    assert done.status == 2
+    assert "A100-40GB" in done.err
+    asked = (*asked[:-1], "a100-80gb")
+    assert "up to 2,048 tokens in flight" in kvik("plan", *asked).out
+    assert "--max-num-batched-tokens 2048" in kvik("export", *asked).out
+    assert "--max-num-batched-tokens 64" in kvik("export", *asked, "--inflight", "64").out
 
 
 def test_export_prints_the_command_and_what_is_left_out(kvik: Call) -> None:

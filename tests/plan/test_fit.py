@@ -14,6 +14,7 @@ from kvik.plan.stack import rows
 from kvik.plan.weights import check_format, weight_bytes
 from kvik.spec.load import find_spec
 from kvik.spec.params import Params
+from kvik.spec.stored import Stored
 
 
 def steps(model: str, context: int, kv: str = "fp16", **more: object) -> list[tuple[int, float]]:
@@ -99,6 +100,38 @@ def test_weights_of_a_file_are_its_own() -> None:
     with pytest.raises(KvikError, match="did you mean q4_k"):
         check_format("q4_k_m")
     assert check_format("Q4_0") == "q4_0"
+
+
+def test_weights_that_are_not_known_leave_open_what_fits() -> None:
+    """Nothing is guessed; memory for KV alone needs no weights."""
+    spec = replace(find_spec("llama-3.1-8b"), params=None)
+    for weights in ("as-is", "q4_0"):
+        found = ask(spec, 4096, memory=16 * GIB, weights=weights)
+        assert found["weights"]["bytes"] is None
+        assert found["fits"] is found["max_context"] is found["max_batch"] is None
+        assert found["engine"]["pool_tokens"] is found["engine"]["max_concurrency"] is None
+        assert any("--available" in note for note in found["notes"])
+        assert any("weights are not known" in note for note in found["notes"])
+        assert not any("no length is too long" in note for note in found["notes"])
+    found = ask(spec, 4096, available=GIB)
+    assert (found["fits"], found["max_context"], found["max_batch"]) == (True, 8160, 1)
+
+
+def test_a_format_that_is_not_known_makes_the_weights_unknown() -> None:
+    spec = replace(find_spec("llama-3.1-8b"), stored=Stored(unknown="no such method"))
+    size, words = weight_bytes(spec.params, "as-is", spec.stored)
+    assert size is None
+    assert "no such method" in words
+    assert "--weights" in words
+    assert ask(spec, 4096, memory=80 * GIB, weights="fp8")["fits"] is True
+
+
+def test_gpt_oss_120b_fits_one_h100() -> None:
+    """Its experts are stored in four bits: 65 GB in all, not 234."""
+    found = ask("gpt-oss-120b", 8192, engine="vllm", memory=find_device("h100").memory_bytes)
+    assert found["weights"]["bytes"] == pytest.approx(65.25e9, rel=0.002)
+    assert found["fits"] is True
+    assert any("experts in mxfp4; the rest in bf16" in note for note in found["notes"])
 
 
 def test_the_budget_is_the_stated_rule() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.plan.ask import request
 
 from kvik.errors import KvikError
+from kvik.plan.document import document
+from kvik.plan.fit import Load
 from kvik.plan.hardware import MIB, devices, find_device
 
 
@@ -29,6 +32,20 @@ def test_memory_is_not_the_marketed_number() -> None:
     """24 GB of an RTX 4090 are neither 24e9 bytes nor 24 GiB."""
     found = find_device("rtx 4090").memory_bytes
     assert 24e9 < found < 24 * 2**30
+
+
+def test_apple_shares_its_memory_with_the_system() -> None:
+    """The GPU may take about three quarters unless a limit is raised."""
+    for device in devices().values():
+        apple = device.source.startswith("Apple")
+        assert device.kept_bytes == (device.memory_bytes // 4 if apple else 0)
+    mac = find_device("m3 ultra")
+    load = Load(8192, 1, memory=mac.memory_bytes, kept=mac.kept_bytes)
+    found = document(request("llama-3-8b", 8192), load, "fp16")
+    other = document(request("llama-3-8b", 8192), Load(8192, 1, memory=384 << 30), "fp16")
+    assert found["max_batch"] == other["max_batch"]
+    assert found["device"]["memory_bytes"] == 512 << 30
+    assert any("the system keeps 137,438,953,472 B" in note for note in found["notes"])
 
 
 def test_every_device_has_its_figures_and_its_source() -> None:

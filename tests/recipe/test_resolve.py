@@ -270,6 +270,24 @@ WITHOUT_EFFECT: list[tuple[str, ModelSpec, dict[str, str]]] = [
 ]
 
 
+def test_a_model_of_states_alone_has_the_plain_recipe_only() -> None:
+    """Mamba keeps no tokens: fp16, which is the default, says as much as nothing."""
+    spec = replace(DENSE, layers=(LayerSpec("state", 0, 0, 0, 0, state_shape=(4, 4)),) * 64)
+    assert resolve("fp16", spec).layers == (None,) * 64
+    for text in ("int4", "window:64", "page:8@0-3", "none"):
+        (said,) = reasons(text, spec)[:1]
+        assert len(said) < 100
+        assert "no layer of this model keeps tokens" in " ".join(reasons(text, spec))
+
+
+def test_a_reason_names_few_of_many_layers_alike() -> None:
+    state = LayerSpec("state", 0, 0, 0, 0, state_shape=(4, 4))
+    spec = replace(DENSE, layers=(state,) * 99 + DENSE.layers[:1])
+    (said,) = reasons("int8@0-98", spec)
+    assert "layer 1 keeps a state" in said
+    assert "97 more layers alike" in said
+
+
 @pytest.mark.parametrize(("text", "spec", "want"), WITHOUT_EFFECT)
 def test_a_stage_that_no_layer_uses_is_refused(
     text: str, spec: ModelSpec, want: dict[str, str]

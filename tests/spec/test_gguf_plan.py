@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.plan.ask import ask
 
 from kvik.errors import SpecError
 from kvik.models import sources
@@ -199,7 +200,7 @@ def test_weights_are_counted_from_the_tensors(make: Make):
     params = ModelSpec.load(make("qwen3moe", changes, tensors)).params
     assert params is not None
     assert params.total == 50 * 64 * 2 + 8 * 16 * 64
-    assert params.active == params.total - 6 * 16 * 64
+    assert params.active == params.total - 6 * 16 * 64 - 50 * 64, "one row of the table is read"
     assert (params.embedding, params.output, params.file_bytes) == (3200, 3200, 2 * params.total)
 
 
@@ -207,6 +208,16 @@ def test_the_first_part_of_a_split_model_has_no_count(make: Make):
     spec = ModelSpec.load(make("qwen3", {"split.count": 3}))
     assert letters(spec) == "ffffffff"
     assert spec.params is None
+
+
+def test_llama_cpp_reads_no_window_of_a_llama(make: Make):
+    """kvik's decoder applies it; llama.cpp's file for this architecture does not read the key."""
+    assert ModelSpec.load(make("llama", SWA)).unwindowed == ("llamacpp",)
+    assert ModelSpec.load(make("gemma3", SWA)).unwindowed == ()
+    spec = ModelSpec.load(make("llama", SWA))
+    held = ask(spec, 256, engine="llamacpp")["engine"]["reserved_bytes_per_request"]
+    assert held == 256 * 8 * 2 * 32 * 2
+    assert ask(spec, 256)["kv"]["bytes"] == 32 * 8 * 2 * 32 * 2
 
 
 def test_what_the_decoder_runs_has_the_same_cache(make: Make):

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvik.errors import SpecError
 from kvik.spec import ModelSpec, load_spec
+from kvik.spec.families import FAMILIES
 from kvik.spec.hf_config import plan_from_config
 from kvik.spec.presets import preset_spec, presets
 
@@ -109,11 +111,39 @@ def test_heads_and_dimensions(changes: dict[str, Any], kv: int, k: int, v: int):
     assert (layer.kv_heads, layer.k_dim, layer.v_dim) == (kv, k, v)
 
 
-@pytest.mark.parametrize("nest", ["text_config", "llm_config", "language_config"])
+@pytest.mark.parametrize(
+    "nest", ["text_config", "llm_config", "language_config", "decoder", "transf_decoder"]
+)
 def test_the_text_model_of_a_larger_one(nest: str):
     outer = {"model_type": "some_vl", "hidden_size": 7, "tie_word_embeddings": True, nest: BASE}
     spec = plan_from_config(outer, "config.json", "tiny")
     assert (spec.hidden, spec.family, spec.tied) == (64, "qwen3", True)
+
+
+LONGCAT = MLA | {"model_type": "longcat_flash", "num_hidden_layers": ..., "num_layers": 28}
+
+
+@pytest.mark.parametrize("more", [{}, {"num_hidden_layers": 28}, {"num_hidden_layers": 56}])
+def test_a_layer_of_longcat_flash_has_two_caches(more: dict[str, int]):
+    spec = plan(**LONGCAT | {"kv_lora_rank": 512, "qk_rope_head_dim": 64} | more)
+    assert sum(2 * layer.row_values for layer in spec.layers) == 64_512
+    with pytest.raises(SpecError, match="num_layers is missing"):
+        plan(**LONGCAT | {"num_layers": ..., "num_hidden_layers": 28})
+
+
+def test_layers_that_look_at_an_image_keep_no_text():
+    """Llama 3.2 Vision: 8 of 40 layers."""
+    changes: dict[str, Any] = {
+        "model_type": "mllama_text_model", "num_hidden_layers": 40, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8,
+    }  # fmt: skip
+    crossing = [3, 8, 13, 18, 23, 28, 33, 38]
+    assert sum(2 * y.row_values for y in plan(**changes).layers) == 163_840
+    spec = plan(**changes, cross_attention_layers=crossing)
+    assert sum(2 * y.row_values for y in spec.layers) == 131_072
+    assert [i for i, y in enumerate(spec.layers) if not y.caches_tokens] == crossing
+    with pytest.raises(SpecError, match="cross_attention_layers must be"):
+        plan(**changes, cross_attention_layers=[40])
 
 
 def test_a_text_model_without_a_type_takes_its_parents():
@@ -216,6 +246,24 @@ def test_kinds_of_layers_are_those_of_transformers(name: str):
         assert layer.kind in THEIRS[type(other).__name__]
         if layer.window is not None:
             assert getattr(other, "sliding_window", None) == layer.window
+
+
+# Their defaults leave out what kvik asks for, transformers has another name for them, or (mllama)
+# it keeps an image's K and V in a layer like any other.
+NO_DEFAULTS = {
+    "bamba", "deepseek_v4", "lfm2_moe", "mimo_v2_flash", "minimax_m3_vl", "minimax_m3_vl_text",
+    "mllama_text_model", "step3p7",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(set(FAMILIES) & set(CONFIG_MAPPING) - NO_DEFAULTS))
+def test_every_family_has_as_many_caches_as_in_transformers(kind: str):
+    config = AutoConfig.for_model(kind)
+    ours = plan_from_config(config.to_dict(), kind, kind).layers
+    theirs = [type(layer).__name__ for layer in DynamicCache(config=config).layers]
+    empty = [y.kind == "shared" or (y.kind == "state" and not y.states) for y in ours]
+    assert [name == "DummyLayer" for name in theirs] == empty
 
 
 def agrees(folder: Path) -> None:

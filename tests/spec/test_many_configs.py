@@ -53,6 +53,10 @@ def test_every_file_is_planned_or_refused_with_a_reason(configs: dict[str, Path]
             refused[name] = str(error)
             continue
         assert spec.params is not None, name
+        assert not spec.stored.unknown, name
+        weight, plain = spec.stored.weigh(spec.params), 2 * spec.params.total
+        assert weight is not None, name
+        assert plain / 4 < weight <= plain, name
         assert any(layer.row_values for layer in spec.layers), name
     assert not any("\n" in reason for reason in refused.values())
     # Only the descriptions of quantizations, which are no models, are refused.
@@ -74,5 +78,7 @@ def test_presets_taken_from_it_have_the_same_layers(configs: dict[str, Path]):
         ]
         assert spec.params == preset.params, (name, full.get("model_type"))
         assert (spec.context, spec.vocab) == (preset.context, preset.vocab)
+        if not origin.startswith("nvidia/"):  # which quantizes what others publish
+            assert spec.stored == preset.stored, name
         compared += 1
     assert compared > 45

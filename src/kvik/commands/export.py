@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from kvik.commands.plan import describe
+from kvik.commands.plan import context_of, describe
 from kvik.commands.results import to_json
 from kvik.export import export
+from kvik.plan.hardware import find_device
 from kvik.plan.ranks import Parallel
 from kvik.plan.request import Request
 
@@ -22,12 +23,23 @@ def export_recipe(
     context: int | None,
     batch: int,
     parallel: tuple[int, int, int],
+    device: str | None,
+    inflight: int | None,
     as_json: bool,
 ) -> None:
     """Print the command, the files it reads and what the engine cannot do."""
     spec = describe(model)
+    there = None if device is None else find_device(device)
     request = Request(
-        spec, kv, context or spec.context, batch, engine.casefold(), Parallel(*parallel)
+        spec,
+        kv,
+        context_of(spec, context),
+        batch,
+        engine.casefold(),
+        Parallel(*parallel),
+        inflight,
+        None if there is None else there.memory_bytes,
+        None if there is None else there.name,
     )
     found = export(request, model)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -55,7 +55,7 @@ def plan_model(options: PlanOptions) -> None:
     device, load = _load(options)
     weights = check_format(options.weights)
     spec = describe(options.model)
-    context = options.context or spec.context
+    context = context_of(spec, options.context)
     request = Request(
         spec,
         options.kv,
@@ -65,10 +65,9 @@ def plan_model(options: PlanOptions) -> None:
         Parallel(options.tp, options.cp, options.pp),
         options.inflight,
         load.memory,
+        device,
     )
-    answer = document(
-        request, Load(context, options.batch, load.memory, load.available), weights, device
-    )
+    answer = document(request, replace(load, context=context), weights, device)
     if options.stack:
         answer["stack"] = rows(request)
     if options.as_json:
@@ -95,6 +94,15 @@ def describe(model: str) -> ModelSpec:
     return find_spec(model)
 
 
+def context_of(spec: ModelSpec, given: int | None) -> int:
+    """The context to plan for: as given, or that of the model."""
+    if given is None and not spec.context:
+        raise KvikError(
+            f"{spec.name[:80]} does not say for how many tokens it was trained: give --context N"
+        )
+    return spec.context if given is None else given
+
+
 def _load(options: PlanOptions) -> tuple[str | None, Load]:
     given = {
         f"--{name}": value
@@ -106,7 +114,8 @@ def _load(options: PlanOptions) -> tuple[str | None, Load]:
     context, batch = options.context or 1, options.batch
     if options.device is not None:
         device = find_device(options.device)
-        return device.name, Load(context, batch, memory=device.memory_bytes)
+        kept = device.kept_bytes
+        return device.name, Load(context, batch, memory=device.memory_bytes, kept=kept)
     if options.memory is not None:
         return None, Load(context, batch, memory=_size(options.memory, "--memory"))
     if options.available is not None:
@@ -122,6 +131,9 @@ def _size(text: str, name: str) -> int:
     if size > MOST_MEMORY:
         raise KvikError(f"{name}: {text[:40]} is more than any machine has")
     return size
+
+
+FITS = {True: "yes", False: "no", None: "unknown"}
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
@@ -159,12 +171,16 @@ def _summary(answer: dict[str, Any], load: Load) -> Table:
         what = device["name"] or ("memory" if load.memory else "memory for KV")
         facts += [
             (what, _bytes(size)),
-            ("fits", "yes" if answer["fits"] else "no"),
-            ("pool of tokens", _number(engine["pool_tokens"])),
-            ("requests at once", _number(engine["max_concurrency"])),
-            ("longest context", _number(answer["max_context"])),
-            ("largest batch", _number(answer["max_batch"])),
+            ("fits", FITS[answer["fits"]]),
         ]
+        figures = {
+            "pool of tokens": engine["pool_tokens"],
+            "requests at once": engine["max_concurrency"],
+            "longest context": answer["max_context"],
+            "largest batch": answer["max_batch"],
+        }
+        known = answer["fits"] is not None
+        facts += [(name, _number(n) if known else "unknown") for name, n in figures.items()]
     for name, value in facts:
         table.add_row(Text(name), Text(value))
     return table
@@ -199,6 +215,11 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(runs)
 
 
+def share(saved: float) -> str:
+    """A share in percent; what rounds to nothing has no sign."""
+    return f"{saved:.1%}".replace("-0.0%", "0.0%")
+
+
 def _ladder(steps: list[dict[str, Any]]) -> Table:
     table = _table(("step", False), ("bytes", True), ("", True), ("saves", True), ("in all", True))
     for step in steps:
@@ -206,7 +227,7 @@ def _ladder(steps: list[dict[str, Any]]) -> Table:
             Text(step["step"]),
             f"{step['bytes']:,}",
             human_bytes(step["bytes"]),
-            f"{step['saved_of_step']:.1%}",
-            f"{step['saved_of_all']:.1%}",
+            share(step["saved_of_step"]),
+            share(step["saved_of_all"]),
         )
     return table

@@ -6,9 +6,13 @@ import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvik.errors import KvikError
 from kvik.plan.request import Request
+
+DTYPE = "the model computes in the type of the cache (--dtype): leave both out for its own"
+UNPUBLISHED = ("palm",)  # families whose weights nobody outside has
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,50 @@ def command(words: Sequence[str | int]) -> str:
     return " \\\n    ".join(" ".join(line) for line in lines)
 
 
-def only_one_device(request: Request, *names: str) -> tuple[str, ...]:
-    """What to say of each of ``names`` (tp, cp, pp) that is asked for and has no option."""
+def not_said(request: Request) -> tuple[str, ...]:
+    """Every kind of parallelism that is asked for and that the engine has no option for."""
     return tuple(
         f"--{name} {count}: no option for it"
-        for name in names
+        for name in request.engine_rules.lacks
         if (count := getattr(request.parallel, name)) > 1
     )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an engine is told to open, and what has to be said of that."""
+
+    name: str
+    notes: tuple[str, ...] = ()
+    cannot: tuple[str, ...] = ()
+
+
+def opened(request: Request, model: str) -> Opened:
+    """``model`` as an engine opens it that reads Hugging Face names and folders."""
+    spec, path, title = request.spec, Path(model), request.engine_rules.title
+    if spec.family in UNPUBLISHED:
+        return Opened(model, cannot=(f"{model}: its weights were never published",))
+    if path.suffix.casefold() == ".gguf":
+        why = f"{model}: {title} opens Hugging Face folders; {path.stem} stands for the model's"
+        return Opened(path.stem, cannot=(why,))
+    if path.name == "config.json":
+        folder = path.parent
+        return Opened(str(folder if folder.name else folder.absolute()))
+    if "/" in model or path.is_dir():
+        return Opened(model)
+    return Opened(model, notes=(f"{model} stands for the model's Hugging Face name or folder",))
+
+
+def opened_file(request: Request, model: str) -> Opened:
+    """``model`` as llama.cpp opens it: a GGUF file."""
+    spec, path = request.spec, Path(model)
+    cannot: tuple[str, ...] = ()
+    if spec.family in UNPUBLISHED:
+        cannot = (f"{model}: its weights were never published",)
+    elif spec.family == "whisper":
+        cannot = (f"{model}: llama.cpp runs decoders without an encoder; whisper.cpp runs it",)
+    if path.suffix.casefold() == ".gguf":
+        return Opened(model, cannot=cannot)
+    folder = path.parent.absolute() if path.name == "config.json" else path
+    name = f"{folder.name}.gguf"
+    return Opened(name, (f"{name} stands for the model's GGUF file",), cannot)

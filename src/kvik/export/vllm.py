@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvik.export.base import Exported, command
+from kvik.export.base import DTYPE, Exported, command, not_said, opened
 from kvik.plan.request import Request
 
 
@@ -10,9 +10,13 @@ def vllm(request: Request, model: str) -> Exported:
     """Cache type, block size, length, batch and devices."""
     engine, parallel = request.engine_rules, request.parallel
     found = engine.expressed
-    words: list[str | int] = ["vllm", "serve", model, "--kv-cache-dtype", engine.kind.name]
-    if engine.kind.name == "float32":
-        words[-2:] = ["--dtype", "float32"]
+    source, name = opened(request, model), engine.kind.name
+    words: list[str | int] = ["vllm", "serve", source.name, "--kv-cache-dtype", name]
+    notes = [*source.notes]
+    if name in ("float32", "float16", "bfloat16"):
+        # Its kernels read a cache without codes in the type that the model computes in.
+        words[-2:] = ["--dtype", name] + ["--kv-cache-dtype", name] * (name != "float32")
+        notes.append(DTYPE)
     if found.skipped:
         count = len(request.spec.layers)
         layers = sorted({i for scope in found.skipped for i in scope.layers(count)})
@@ -27,4 +31,5 @@ def vllm(request: Request, model: str) -> Exported:
         words += ["--pipeline-parallel-size", parallel.pp]
     if parallel.cp > 1:
         words += ["--decode-context-parallel-size", parallel.cp]
-    return Exported("vllm", command(words), cannot=found.lost)
+    lost = found.lost + not_said(request) + source.cannot
+    return Exported("vllm", command(words), cannot=lost, notes=tuple(notes))

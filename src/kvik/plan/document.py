@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvik.plan.data import LayerData, number, total
-from kvik.plan.fit import ACTIVATION_RULE, Load, fit
+from kvik.plan.fit import ACTIVATION_RULE, Fit, Load, fit
 from kvik.plan.request import Request
 from kvik.plan.weights import weight_bytes
+
+KEPT_RULE = "macOS gives the GPU about 75 % of what they share (sysctl iogpu.wired_limit_mb)"
 
 
 def document(
@@ -17,11 +19,13 @@ def document(
     spec, engine, layers = request.spec, request.engine_rules, request.layers
     state = sum(layer.state for layer in layers)
     data = sum(layer.nbytes for layer in layers)
-    size, words = weight_bytes(spec.params, weights)
+    size, words = weight_bytes(spec.params, weights, spec.stored)
     shares = request.parallel.tp * request.parallel.pp
-    found = fit(spec, engine, -(-(size or 0) // shares), load)
-    notes = [*engine.notes, words, *_warnings(request, load, found.max_context)]
+    found = fit(spec, engine, None if size is None else -(-size // shares), load)
+    notes = [*engine.notes, words, *_warnings(request, load, found)]
     if load.memory is not None:
+        if load.kept:
+            notes.append(f"the system keeps {load.kept:,} B of the memory: {KEPT_RULE}")
         notes += [f"{engine.title} has for KV: {engine.fit_rule}", ACTIVATION_RULE]
     return {
         "model": spec.name,
@@ -62,17 +66,19 @@ def _row(layer: LayerData) -> dict[str, Any]:
     }
 
 
-def _warnings(request: Request, load: Load, longest: int | None) -> list[str]:
+def _warnings(request: Request, load: Load, found: Fit) -> list[str]:
     notes = []
-    spec, parallel = request.spec, request.parallel
-    if request.context > spec.context:
+    spec, parallel, longest = request.spec, request.parallel, found.max_context
+    if request.context > spec.context > 0:
         notes.append(
             f"{request.context:,} tokens are more than the {spec.context:,} that the model was "
             "trained for"
         )
-    if (load.memory or load.available) is not None and longest is None:
+    if load.memory is not None and found.fits is None:
+        notes.append("fits, max_context and max_batch are empty: the weights are not known")
+    elif found.fits is not None and longest is None:
         notes.append("max_context is empty: no length is too long for this cache")
-    if longest is not None and longest > spec.context:
+    if longest is not None and longest > spec.context > 0:
         notes.append(
             f"max_context is what memory holds; the model was trained for {spec.context:,} tokens"
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from kvik.recipe import Codec, Pair, Positional, Recipe, Scope, Slot, Stage
 from kvik.recipe.stage import Layout
@@ -16,7 +16,8 @@ class Language:
     ``exact`` names its cache type for codecs that it stores to the byte as kvik does, ``nearest``
     a close one for others. ``pairs``: K and V may differ. ``skips``: some layers may stay in 16
     bits. ``windows``: a window and sinks can be laid over the model. ``page``: pages of whole
-    multiples of so many tokens; 0 where the engine alone decides.
+    multiples of so many tokens; 0 where the engine alone decides. ``coded`` is the type for codecs
+    whose own one cannot hold a model's rows.
     """
 
     exact: Mapping[str, str]
@@ -25,6 +26,13 @@ class Language:
     skips: bool = False
     windows: bool = False
     page: int = 0
+    coded: str = ""
+
+    def only(self, holds: Callable[[str], bool]) -> Language:
+        """The language where only some types can hold a model's rows: ``coded`` for the others."""
+        exact = {codec: name for codec, name in self.exact.items() if holds(name)}
+        nearest = {c: name if holds(name) else self.coded for c, name in self.nearest.items()}
+        return replace(self, exact=exact, nearest=nearest)
 
 
 @dataclass(frozen=True)

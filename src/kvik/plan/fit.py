@@ -17,17 +17,21 @@ ACTIVATION_RULE = (
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a device: bytes of its memory, or of KV alone (``available``)."""
+    """What is asked of a device: bytes of its memory, or of KV alone (``available``).
+
+    Of ``memory`` the system keeps ``kept`` for itself.
+    """
 
     context: int
     batch: int
     memory: int | None = None
     available: int | None = None
+    kept: int = 0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Answers; None where nothing was asked, or where there is no bound.
+    """Answers; None where nothing was asked or can be told, or where there is no bound.
 
     ``budget`` is what one device has for KV.
     """
@@ -48,16 +52,23 @@ def activation_bytes(spec: ModelSpec, engine: Engine, context: int, batch: int) 
     return 2 * tokens * width + 4 * batch * spec.vocab
 
 
-def fit(spec: ModelSpec, engine: Engine, weights: int, load: Load) -> Fit:
-    """Whether the load fits, and how far it could grow in each direction."""
+def fit(spec: ModelSpec, engine: Engine, weights: int | None, load: Load) -> Fit:
+    """Whether the load fits, and how far it could grow in each direction.
+
+    ``weights`` that are not known leave everything open, unless the memory is for KV alone.
+    """
     if load.memory is None and load.available is None:
+        return Fit()
+    if weights is None and load.memory is not None:
         return Fit()
 
     def budget(context: int, batch: int) -> int:
         if load.memory is None:
             assert load.available is not None
             return load.available
-        return engine.budget(load.memory, weights, activation_bytes(spec, engine, context, batch))
+        assert weights is not None
+        usable = load.memory - load.kept
+        return engine.budget(usable, weights, activation_bytes(spec, engine, context, batch))
 
     def holds(context: int, batch: int) -> bool:
         room = budget(context, batch)

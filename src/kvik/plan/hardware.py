@@ -24,6 +24,7 @@ class Device:
     ``memory_mib`` is what the driver reports, which is not the marketed number of GB. Bandwidths
     are in 10^9 bytes a second (``link`` in each direction), speeds in dense 10^12 operations a
     second: ``flops16`` in bf16 or fp16, ``flops8`` in fp8, or int8 where there is none.
+    ``usable`` is the share of memory that the device may take of what it shares with the system.
     """
 
     name: str
@@ -33,11 +34,17 @@ class Device:
     flops8: float | None
     link: float | None
     source: str
+    usable: float = 1.0
 
     @property
     def memory_bytes(self) -> int:
         """Device memory in bytes."""
         return self.memory_mib * MIB
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the system keeps of them."""
+        return self.memory_bytes - int(self.usable * self.memory_bytes)
 
 
 @cache

@@ -72,6 +72,8 @@ def _shard_state(part: StatePart, tp: int) -> StatePart:
         return part
     axis = {"conv": len(part.shape) - 1, "cross": 1}.get(part.name, 0)
     shape = list(part.shape)
+    if part.groups and part.groups % tp:  # as many copies of groups as each device has one
+        shape[axis] += max(0, tp - part.groups) * part.group_width
     shape[axis] = -(-shape[axis] // tp)
     return replace(part, shape=tuple(shape))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +34,7 @@ class Request:
     parallel: Parallel = field(default_factory=Parallel)
     inflight: int | None = None
     memory: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.context < FAR:
@@ -57,13 +59,33 @@ class Request:
         try:
             return Recipe.parse(self.kv)
         except RecipeError as error:
-            owners = [name for name, engine in ENGINES.items() if self.kv in engine.types]
-            if owners:
-                raise RecipeError(
-                    f"{self.kv} is a cache type of {' and '.join(owners)}: write "
-                    f"--engine {owners[0]}"
-                ) from None
+            if why := self._unknown():
+                raise RecipeError(why) from None
             raise error
+
+    def _unknown(self) -> str:
+        """What to say of a word that is neither a recipe nor a type of the engine, if it is one."""
+        engine = ENGINES[self.engine]
+        owners = [name for name, other in ENGINES.items() if self.kv in other.types]
+        if owners:
+            return (
+                f"{self.kv} is a cache type of {' and '.join(owners)}: write --engine {owners[0]}"
+            )
+        for other in ENGINES.values():
+            if self.kv in other.unsized:
+                return (
+                    f"{other.title} has the cache type {self.kv}, but the size of its rows is not "
+                    f"known: plan with another of its types ({', '.join(other.types)})"
+                )
+        if not engine.types or not re.fullmatch(r"\w{1,40}", self.kv):
+            return ""
+        known = [*engine.types, *load_stages()]
+        near = difflib.get_close_matches(self.kv.casefold(), known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}? Known" if near else "known"
+        return (
+            f"{self.kv!r} is neither a recipe nor a cache type of {engine.title}; {hint}: "
+            f"{', '.join(dict.fromkeys(known))}"
+        )
 
     @cached_property
     def plan(self) -> Plan | None:
@@ -80,6 +102,7 @@ class Request:
     @cached_property
     def engine_rules(self) -> Engine:
         """The engine, set up for the devices."""
+        ENGINES[self.engine].check(self.spec, self.parallel)
         setting = Setting(
             ranks(self.spec, self.recipe, self.parallel),
             self.recipe,
@@ -87,5 +110,6 @@ class Request:
             self.parallel,
             self.inflight,
             self.memory,
+            self.device,
         )
         return ENGINES[self.engine](setting)

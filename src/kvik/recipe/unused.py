@@ -11,18 +11,29 @@ from kvik.recipe.scope import Scope
 from kvik.recipe.stage import Slot, Stage
 from kvik.spec.model import LayerSpec, ModelSpec
 
+SHOWN = 2  # causes that a reason names; a model may have a hundred layers alike
+PLAIN = "fp16"
+NO_TOKENS = f"no layer of this model keeps tokens; write {PLAIN}"
 Placed = tuple[Stage, Scope]
 Scoped = Sequence[tuple[Placed, frozenset[int]]]
 
 
 def unused(scoped: Scoped, layers: Sequence[LayerPlan | None], spec: ModelSpec) -> list[str]:
-    """A reason, with a remedy, for each stage that changes nothing on any layer it is for."""
+    """A reason, with a remedy, for each stage that changes nothing on any layer it is for.
+
+    A model of states alone has nothing to say a recipe for; the plain one is as good as none.
+    """
+    if not any(layer.caches_tokens for layer in spec.layers):
+        said = (format_placed(placed) for placed, _ in scoped)
+        return [f"{text!r} has no effect: {NO_TOKENS}" for text in said if text != PLAIN]
     found = []
     for placed, where in scoped:
         causes = [_cause(placed, i, scoped, layers[i], spec) for i in sorted(where)]
         if causes and all(causes):
-            why = dict.fromkeys(cause for cause in causes if cause)
-            found.append(f"'{format_placed(placed)}' has no effect: " + "; ".join(why))
+            why = list(dict.fromkeys(cause for cause in causes if cause))
+            more = [f"{len(why) - SHOWN} more layers alike"] if len(why) > SHOWN else []
+            shown = "; ".join([*why[:SHOWN], *more])
+            found.append(f"'{format_placed(placed)}' has no effect: {shown}")
     return list(dict.fromkeys(found))
 
 

@@ -44,7 +44,7 @@ CLASSIC = Anatomy(gated=False, norm_bias=True, biases="qof")
 
 _NAMES: dict[str, Anatomy] = {
     "llama mistral ministral3 mixtral phi3 deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite mistral4 "
-    "deepseek_v32 glm_moe_dsa minicpm3 kimi_linear gemma smollm3 granite granitemoe "
+    "longcat_flash deepseek_v32 glm_moe_dsa minicpm3 kimi_linear gemma smollm3 granite granitemoe "
     "granitemoehybrid jamba falcon_h1 nemotron-nas deci internlm2 deepseek_v4 deepseek_ref "
     "palm baichuan helium ernie4_5 granitemoeshared": PLAIN,
     "mamba mamba2": Anatomy(norms=1, alone=True),

@@ -24,26 +24,47 @@ def count_params(fields: Fields, spec: ModelSpec) -> Params | None:
     if anatomy is None:
         return None
     experts = mixture(fields)
-    always = routed = 0
+    always = routed = mixers = 0
     for index, layer in enumerate(spec.layers):
+        mixer = _mixer(fields, anatomy, spec, layer)
         fixed, mixed = _layer(fields, anatomy, spec, layer, index, experts)
-        always += fixed
+        mixers += mixer
+        always += mixer + fixed
         routed += mixed
     table = spec.vocab * spec.hidden
     output = 0 if spec.tied else table
     per_layer, rest = _beside(fields, anatomy, spec)
-    total = always + routed + table + output + per_layer + rest
+    positions = _positions(fields, anatomy, spec)
+    total = always + routed + table + output + per_layer + positions + rest
     used = routed * experts.used // experts.experts if experts else 0
+    looked_up = per_layer + positions + (0 if spec.tied else table)
     return Params(
         total=total,
-        active=total - routed + used,
+        active=total - routed + used - looked_up,
         routed=routed,
         experts=experts.experts if experts else 0,
         experts_per_token=experts.used if experts else 0,
         embedding=table,
         output=output,
         per_layer=per_layer,
+        attention=mixers,
+        looked_up=looked_up,
     )
+
+
+def _mixer(fields: Fields, anatomy: Anatomy, spec: ModelSpec, layer: LayerSpec) -> int:
+    """Attention or recurrence of a layer, or both."""
+    if layer.kind != "state":
+        beside = mamba2(fields, layer) if layer.states and spec.family == "falcon_h1" else 0
+        return attention(fields, anatomy, layer) + beside
+    return recurrence(fields, spec.family, layer) if layer.states else 0
+
+
+def _positions(fields: Fields, anatomy: Anatomy, spec: ModelSpec) -> int:
+    """Learned positions."""
+    if not anatomy.positions:
+        return 0
+    return (fields.integer(anatomy.positions) + anatomy.more_positions) * spec.hidden
 
 
 def _layer(
@@ -54,21 +75,20 @@ def _layer(
     index: int,
     experts: Mixture | None,
 ) -> tuple[int, int]:
-    """Parameters that every token uses, and those of the experts."""
+    """Beside the mixer: parameters that every token uses, and those of the experts."""
     norm = spec.hidden * (2 if anatomy.norm_bias else 1)
     norms = anatomy.norms + bool(anatomy.another_norm and fields.flag(anatomy.another_norm, False))
     total = norms * norm
-    if layer.kind != "state":
-        total += attention(fields, anatomy, layer)
-        if layer.states and spec.family == "falcon_h1":
-            total += mamba2(fields, layer)
-    elif layer.states:
-        total += recurrence(fields, spec.family, layer)
     if anatomy.alone and (layer.states or layer.kind != "state"):
         return total, 0
     if experts is None or not _has_experts(fields, anatomy, index):
         return total + dense(fields, anatomy, index), 0
     fixed, mixed = sparse(fields, anatomy, spec.family, experts)
+    if spec.family == "longcat_flash":  # every other attention has experts beside its network
+        other = index % 2
+        return total + dense(fields, anatomy, index) + (0 if other else fixed), (
+            0 if other else mixed
+        )
     if spec.family.startswith("gemma4"):  # experts beside a dense network, with norms of their own
         fixed += dense(fields, anatomy, index) + 4 * spec.hidden + experts.experts
     return total + fixed, mixed
@@ -88,8 +108,6 @@ def _beside(fields: Fields, anatomy: Anatomy, spec: ModelSpec) -> tuple[int, int
     norm = hidden * (2 if anatomy.norm_bias else 1)
     rest = norm if anatomy.final_norm else 0
     rest += norm if anatomy.embedding_norm else 0
-    if anatomy.positions:
-        rest += (fields.integer(anatomy.positions) + anatomy.more_positions) * hidden
     if "h" in anatomy.biases and not spec.tied:
         rest += spec.vocab
     if spec.family in ("deepseek_v4", "deepseek_ref"):

@@ -7,16 +7,29 @@ from typing import Any
 
 from kvik.spec.anatomy import Anatomy
 from kvik.spec.fields import MAX_LAYERS, Fields
-from kvik.spec.names import EXPERTS, EXPERTS_PER_TOKEN, FFN, HIDDEN, pick, size
+from kvik.spec.names import (
+    EXPERTS,
+    EXPERTS_PER_TOKEN,
+    FFN,
+    HIDDEN,
+    only_size,
+    pick,
+    size,
+    size_of,
+)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How many experts there are, how many of them a token uses, and their width."""
+    """How many experts there are, how many of them a token uses, and their width.
+
+    ``idle`` further experts have no weights (LongCat-Flash): a router may choose them too.
+    """
 
     experts: int
     used: int
     width: int
+    idle: int = 0
 
 
 def mixture(fields: Fields) -> Mixture | None:
@@ -26,11 +39,13 @@ def mixture(fields: Fields) -> Mixture | None:
     name = pick(fields, EXPERTS)
     if name not in fields or fields.whole(name) <= 1:
         return None
-    used = size(fields, EXPERTS_PER_TOKEN)
+    used = only_size(fields, EXPERTS_PER_TOKEN)
     if used > fields.integer(name):
         raise fields.wrong(pick(fields, EXPERTS_PER_TOKEN), f"at most {fields.integer(name)}")
-    width = size(fields, ("moe_intermediate_size", *FFN))
-    return Mixture(fields.integer(name), used, width)
+    width = only_size(fields, ("moe_intermediate_size", "expert_ffn_hidden_size", *FFN))
+    experts, idle = fields.integer(name), fields.whole("zero_expert_num", 0)
+    # On average a choice falls on experts without weights as often as there are such experts.
+    return Mixture(experts, max(1, used * experts // (experts + idle)), width, idle)
 
 
 def is_sparse(fields: Fields, index: int) -> bool:
@@ -72,7 +87,8 @@ def dense_width(fields: Fields, index: int) -> int:
     hidden = size(fields, HIDDEN)
     if "block_configs" in fields:
         return _block_width(fields, index, hidden)
-    width = size(fields, ("intermediate_size_mlp", "dense_intermediate_size", *FFN), 4 * hidden)
+    names = ("intermediate_size_mlp", "dense_intermediate_size", *FFN)
+    width = size_of(fields, names, index, 4 * hidden)
     if fields.flag("block_auto_adjust_ff_dim", False):  # LFM2
         width = int(2 * width / 3)
         width = int(fields.number("block_ffn_dim_multiplier", 1.0) * width)
@@ -102,7 +118,7 @@ def sparse(fields: Fields, anatomy: Anatomy, family: str, experts: Mixture) -> t
     name = next((n for n in ("moe_latent_size", "routed_expert_hidden_size") if n in fields), "")
     inner = fields.integer(name) if name else hidden
     routed = experts.experts * matrices * inner * experts.width
-    always = hidden * experts.experts + (2 * hidden * inner if name else 0)
+    always = hidden * (experts.experts + experts.idle) + (2 * hidden * inner if name else 0)
     if family == "gpt_oss":  # biases of the experts and of the router
         routed += experts.experts * (2 * experts.width + hidden)
         always += experts.experts
@@ -115,7 +131,7 @@ SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
 def _shared(fields: Fields, anatomy: Anatomy, family: str, experts: Mixture) -> int:
     """The experts that every token uses."""
     name = pick(fields, SHARED)
-    stated = fields.whole(name, 0)
+    stated = only_size(fields, (name,)) if fields.get(name) else 0
     count = stated or 1
     for name in ("moe_shared_expert_intermediate_size", "shared_intermediate_size"):
         if fields.whole(name, 0):

@@ -20,7 +20,13 @@ def whisper(fields: Fields, spec: ModelSpec) -> Params:
     encoder += norm + fields.integer("max_source_positions") * hidden
     encoder += 3 * hidden * (fields.integer("num_mel_bins") + hidden) + 2 * hidden
     text = decoder + positions + table
-    return Params(total=text + encoder, active=text, embedding=table, output=0)
+    return Params(
+        total=text + encoder,
+        active=text - positions,
+        embedding=table,
+        output=0,
+        looked_up=positions,
+    )
 
 
 def _network(hidden: int, width: int) -> int:

@@ -27,7 +27,7 @@ class Family:
     ``parallel`` families have attention and a recurrence in the same layer. ``tied`` is what an
     absent ``tie_word_embeddings`` means, ``defaults`` are sizes that published files leave out
     (``absent`` those for which null says something else), ``names`` maps the usual names of
-    sizes to the family's own.
+    sizes to the family's own. ``unwindowed`` names the engines that apply no window of this family.
     """
 
     kinds: Kinds = kinds.full
@@ -39,8 +39,12 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    unwindowed: tuple[str, ...] = ()
 
 
+# llama.cpp reads no window for the architectures that these families are converted to (its llama,
+# mistral3, starcoder2, qwen2, qwen3, phimoe, deci), and turns that of phi3 off.
+_LLAMA_CPP = ("llamacpp",)
 _GEMMA3 = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -58,26 +62,29 @@ _WHISPER = {
 
 _NAMES: dict[str, Family] = {
     # Full attention on every layer.
-    "llama mllama_text_model gpt_neox gptj codegen phi persimmon stablelm olmo olmo2 olmoe "
+    "llama gpt_neox gptj codegen phi persimmon stablelm olmo olmo2 olmoe "
     "flex_olmo granite granitemoe granitemoeshared nemotron internlm internlm2 internlm3 aquila "
     "baichuan glm glm4 glm4v_text glm4_moe glm4v_moe_text minicpm exaone seed_oss arcee apertus "
     "bitnet dots1 minimax_m2 jais2 helium solar_open xverse orion qwen": Family(),
+    "mllama_text_model": Family(kinds.mllama),
     "gemma cohere ernie4_5 ernie4_5_moe smollm3 palm hunyuan_v1_dense": Family(tied=True),
     "gpt2 opt bloom biogpt": Family(layer=heads.opt, tied=True),
     "falcon RefinedWeb RefinedWebModel gpt_bigcode": Family(layer=heads.falcon, tied=True),
     "chatglm": Family(layer=heads.chatglm),
     "mpt": Family(layer=heads.inner_config("attn_config"), tied=True),
     "dbrx": Family(layer=heads.inner_config("attn_config")),
-    "nemotron-nas deci": Family(kinds.heedless, heads.blocks),
+    "nemotron-nas deci": Family(kinds.heedless, heads.blocks, unwindowed=_LLAMA_CPP),
     "hunyuan hunyuan_v1_moe": Family(finish=sharing.cross_layer, tied=True),
     "whisper": Family(kinds.heedless, heads.whisper, tied=True, names=_WHISPER),
     # Windows and chunks.
     # Without the field, Mistral has the window of its first model; null means none.
-    "mistral": Family(kinds.windowed, absent={"sliding_window": 4096}),
-    "ministral ministral3 mixtral phi3 phimoe": Family(kinds.windowed),
-    "starcoder2": Family(kinds.windowed, tied=True),
+    "mistral": Family(kinds.windowed, absent={"sliding_window": 4096}, unwindowed=_LLAMA_CPP),
+    "ministral ministral3 mixtral phi3 phimoe": Family(kinds.windowed, unwindowed=_LLAMA_CPP),
+    "starcoder2": Family(kinds.windowed, tied=True, unwindowed=_LLAMA_CPP),
     "qwen2 qwen2_moe qwen3 qwen3_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen3_vl "
-    "qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe_text mimo": Family(kinds.qwen),
+    "qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe_text mimo": Family(
+        kinds.qwen, unwindowed=_LLAMA_CPP
+    ),
     "gemma2": Family(kinds.every(2), tied=True),
     "gpt_oss": Family(kinds.every(2)),
     "gemma3 gemma3_text": Family(kinds.every(6), tied=True, defaults=_GEMMA3),
@@ -98,8 +105,15 @@ _NAMES: dict[str, Family] = {
     "mimo_v2_flash": Family(kinds.mimo, heads.mimo),
     "step3p7": Family(kinds.step3, heads.step3),
     # Latent attention.
-    "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite mistral4 longcat_flash sarvam_mla": Family(
+    "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite mistral4 sarvam_mla": Family(
         kinds.heedless, heads.latent
+    ),
+    # transformers calls twice num_layers num_hidden_layers; original files say num_layers alone.
+    "longcat_flash": Family(
+        kinds.heedless,
+        heads.latent,
+        finish=sharing.twice,
+        names={"num_hidden_layers": "num_layers"},
     ),
     "minicpm3": Family(kinds.heedless, heads.minicpm3, tied=True),
     "deepseek_v32 glm_moe_dsa": Family(kinds.heedless, heads.indexed),

@@ -12,7 +12,9 @@ class Arch:
 
     With a window, the last layer of every ``period`` sees everything (with ``dense_first`` the
     first); 0 means that no rule is known and the file must have the pattern, or no window.
-    ``window`` is the window of files that never say it. ``recurrent`` tells what a layer without
+    ``window`` is the window of files that never say it. ``ignores_window``: llama.cpp turns the
+    window off; ``unread_window``: it does not read it, while kvik's own decoder applies it to
+    every layer. ``recurrent`` tells what a layer without
     KV heads is: a recurrence, or ``nothing`` (a block without attention). ``parallel`` layers
     have both. ``interval`` is the default distance of attention layers among recurrent ones.
     ``unshared`` is how many layers keep their own cache where the file does not say.
@@ -23,6 +25,7 @@ class Arch:
     window: int | None = None
     chunked: bool = False
     ignores_window: bool = False
+    unread_window: bool = False
     recurrent: Literal["", "mamba", "conv", "kda", "nothing"] = ""
     parallel: bool = False
     interval: int = 0
@@ -33,7 +36,8 @@ _MAMBA = Arch(recurrent="mamba")
 _DELTA = Arch(recurrent="mamba", interval=4)
 
 _NAMES: dict[str, Arch] = {
-    "llama falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bloom stablelm qwen qwen2 "
+    "llama": Arch(unread_window=True),
+    "falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bloom stablelm qwen qwen2 "
     "qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe phi2 phimoe codeshell orion internlm2 "
     "minicpm minicpm3 gemma starcoder2 xverse command-r dbrx olmo olmoe deepseek deepseek2 "
     "deepseek32 chatglm glm4 glm4moe glm-dsa bitnet jais jais2 nemotron exaone granite granitemoe "

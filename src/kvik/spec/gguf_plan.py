@@ -45,6 +45,7 @@ def plan_from_gguf(path: Path) -> ModelSpec:
         tied="output.weight" not in header.tensors,
         params=None if split else count_gguf(header, fields),
         source=f"header of {path.name}",
+        unwindowed=("llamacpp",) if ARCHS[name].unread_window else (),
     )
 
 
@@ -74,7 +75,7 @@ def _slides(fields: Fields, arch: Arch, trunk: int, count: int) -> list[bool]:
     if name not in fields and not arch.period:
         if "attention.compress_ratios" in fields:
             return [True] * trunk
-        if fields.label("").startswith("llama."):
+        if arch.unread_window:
             return [True] * trunk
         raise fields.fault(f"the field {fields.label(name)} is missing: which layers slide?")
     period = fields.whole(name, arch.period)

@@ -14,14 +14,23 @@ from typing import Any
 from kvik.errors import SpecError
 from kvik.spec.count import count_params
 from kvik.spec.families import FAMILIES, Family
-from kvik.spec.fields import Fields
+from kvik.spec.fields import MAX_SIZE, Fields
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.kinds import Kind
 from kvik.spec.model import LayerSpec, ModelSpec
 from kvik.spec.names import FFN, HIDDEN, VOCAB, context, layer_count, nearest, pick, size
+from kvik.spec.stored import stored
+from kvik.spec.weight_files import weights_beside, with_quantization
 
 # Where a model of several parts keeps its language model, in the order in which they are tried.
-NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+NESTED = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "decoder",
+    "transf_decoder",
+)
 
 
 MAX_NESTED = 4
@@ -29,32 +38,36 @@ MAX_NESTED = 4
 
 def plan_from_file(path: Path) -> ModelSpec:
     """:func:`plan_from_config` of a config.json."""
-    spec = plan_from_config(read_json(path), str(path), model_name(path.absolute().parent))
-    return replace(
-        spec, source=f"{path.parent.name}/{path.name}" if path.parent.name else path.name
-    )
+    values = with_quantization(path, read_json(path))
+    spec = plan_from_config(values, str(path), model_name(path.absolute().parent))
+    source = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+    weights = replace(spec.stored, nbytes=weights_beside(path))
+    return replace(spec, source=source, stored=weights)
 
 
 def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> ModelSpec:
     """What can be planned from a configuration; SpecError names the field that is in the way."""
-    fields, kind = _language_model(Fields(values, source))
+    levels, kind = _language_model(Fields(values, source))
+    fields = levels[-1]
     family = _family(fields, kind)
     fields = fields.renamed(family.names)
     for key, value in family.defaults.items():
         fields = fields.with_default(key, value)
     for key, value in family.absent.items():
         fields = fields.unless_null(key, value)
-    width = pick(fields, FFN)
+    layers = _layers(fields, family)
     spec = ModelSpec(
         name=name,
         family=kind,
-        layers=_layers(fields, family),
+        layers=layers,
         context=context(fields),
         vocab=size(fields, VOCAB),
         hidden=size(fields, HIDDEN),
-        ffn=fields.integer(width) if type(fields.get(width)) is int else 0,
+        ffn=_widest(fields),
         tied=fields.flag("tie_word_embeddings", family.tied),
         source=source,
+        unwindowed=family.unwindowed,
+        stored=stored(levels[::-1], len(layers)),
     )
     with suppress(SpecError):
         # A field that only the count needs does not stand in the way of the cache.
@@ -62,16 +75,25 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
     return spec
 
 
-def _language_model(fields: Fields) -> tuple[Fields, str]:
-    """The fields of the text model alone, and the name of its family."""
-    kind = fields.text("model_type", "")
+def _widest(fields: Fields) -> int:
+    """The dense feed-forward width, of the widest layer where each has its own; 0 if not said."""
+    name = pick(fields, FFN)
+    if isinstance(fields.get(name), list):
+        return max(fields.numbers(name, 0, MAX_SIZE), default=0)
+    return fields.integer(name) if type(fields.get(name)) is int else 0
+
+
+def _language_model(fields: Fields) -> tuple[list[Fields], str]:
+    """The fields of each level down to those of the text model alone, and its family's name."""
+    kind, levels = fields.text("model_type", ""), [fields]
     for _ in range(MAX_NESTED):
         part = next((n for n in NESTED if isinstance(fields.get(n), Mapping) and n in fields), None)
         if part is None or not fields.get(part):
             break
         fields = fields.sub(part).or_else(fields, "tie_word_embeddings")
         kind = fields.text("model_type", "") or kind
-    return fields, kind
+        levels.append(fields)
+    return levels, kind
 
 
 def _family(fields: Fields, kind: str) -> Family:

@@ -14,6 +14,8 @@ MAX_BYTES = 16 << 20
 def read_json(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     """The object in the JSON file at ``path``, of at most ``most`` bytes; SpecError otherwise."""
     try:
+        if path.exists() and not path.is_file():
+            raise SpecError(f"{path}: not a regular file; copy it into one")
         if not path.is_file():
             raise SpecError(f"{path}: no such file")
         with path.open("rb") as file:

@@ -53,6 +53,14 @@ def full(fields: Fields, count: int) -> list[Kind]:
     return ["full"] * count
 
 
+def mllama(fields: Fields, count: int) -> list[Kind]:
+    """Layers of ``cross_attention_layers`` look at an image alone and keep no token of the text."""
+    crossing: set[int] = set()
+    if "cross_attention_layers" in fields:
+        crossing = set(fields.numbers("cross_attention_layers", 0, count - 1))
+    return ["none" if index in crossing else "full" for index in range(count)]
+
+
 def heedless(fields: Fields, count: int) -> list[Kind]:
     """Every layer sees everything, whatever the configuration says of windows."""
     return ["full"] * count

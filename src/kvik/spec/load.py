@@ -86,4 +86,10 @@ def _planned(path: Path) -> ModelSpec:
         ) from error
     if spec is None:
         return replace(planned, unrunnable=str(reason))
-    return replace(spec, params=planned.params, source=planned.source)
+    return replace(
+        spec,
+        params=planned.params,
+        source=planned.source,
+        unwindowed=planned.unwindowed,
+        stored=planned.stored,
+    )

@@ -7,11 +7,12 @@ Nothing here imports torch: the planner answers from these classes alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from kvik.spec.params import Params
+from kvik.spec.stored import Stored
 
 LayerKind = Literal["full", "sliding", "chunked", "latent", "state", "shared"]
 
@@ -79,11 +80,15 @@ class StatePart:
     ``conv`` (the last kernel - 1 inputs of a short convolution, shape [columns, channels]),
     ``cross`` (K and V of an encoder's output) or ``compressor`` (DeepSeek-V4's open groups).
     ``item_bytes`` is what vLLM stores (mostly recurrent 4, conv 2); engines differ in it.
+    Of the channels of Mamba-2's convolution ``groups`` times ``group_width`` serve all heads of a
+    group: a device needs those of every group that one of its heads is in.
     """
 
     name: Literal["recurrent", "conv", "cross", "compressor"]
     shape: tuple[int, ...]
     item_bytes: int
+    groups: int = 0
+    group_width: int = 0
 
     def __post_init__(self) -> None:
         if min(self.shape, default=0) <= 0 or self.item_bytes <= 0:
@@ -179,6 +184,9 @@ class ModelSpec:
     the decoder needs (``rope``, ``norm_eps``, ``activation``, ...) holds defaults, and the rest
     is enough to plan with. ``ffn`` is 0 where no dense feed-forward width is known. ``params`` is
     None where the parameters cannot be counted. ``source`` says where the sizes were read.
+    ``stored`` is how its weights lie in their files.
+    ``unwindowed`` names the engines that apply none of this model's windows and so keep every
+    token in all of its layers.
     """
 
     name: str
@@ -199,6 +207,8 @@ class ModelSpec:
     params: Params | None = None
     unrunnable: str = ""
     source: str = ""
+    unwindowed: tuple[str, ...] = ()
+    stored: Stored = field(default_factory=Stored)
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, Fields
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
@@ -56,6 +56,25 @@ def pick(fields: Fields, names: tuple[str, ...]) -> str:
 def size(fields: Fields, names: tuple[str, ...], default: int | None = None) -> int:
     """The size under the first of ``names`` that is there."""
     return fields.integer(pick(fields, names), default)
+
+
+def size_of(fields: Fields, names: tuple[str, ...], index: int, default: int | None = None) -> int:
+    """The size that layer ``index`` has: one for all, or its entry in a list."""
+    name = pick(fields, names)
+    if not isinstance(fields.get(name), list):
+        return fields.integer(name, default)
+    listed = fields.numbers(name, 1, MAX_SIZE)
+    if index >= len(listed):
+        raise fields.wrong(name, "a list with an entry for each layer")
+    return listed[index]
+
+
+def only_size(fields: Fields, names: tuple[str, ...], default: int | None = None) -> int:
+    """The size that all layers have, though each may be listed."""
+    name = pick(fields, names)
+    if isinstance(fields.get(name), list) and len(set(fields.numbers(name, 0, MAX_SIZE))) > 1:
+        raise fields.wrong(name, "the same for all layers")
+    return size_of(fields, names, 0, default)
 
 
 def layer_count(fields: Fields) -> int:

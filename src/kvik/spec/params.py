@@ -13,7 +13,10 @@ class Params:
     each token uses; all three are 0 in a dense model, None where only the published total and
     ``active`` are known. ``embedding`` counts the table of token embeddings, ``output`` the
     separate output matrix (0 where it is tied to the table), ``per_layer`` the per-layer
-    embeddings of Gemma 3n and 4, which may stay on the CPU; None where unknown.
+    embeddings of Gemma 3n and 4, which may stay on the CPU, ``attention`` the mixers of all layers
+    (attention and recurrences); None where unknown. ``looked_up`` of the total lie in tables of
+    which a token reads a row and nothing else, so they are not active: embeddings that no output
+    matrix shares, per-layer embeddings, learned positions.
     ``file_bytes`` is what the tensors take as stored (GGUF), None for other sources.
     ``source`` says in words how the counts were found.
     """
@@ -26,6 +29,8 @@ class Params:
     embedding: int | None = None
     output: int | None = None
     per_layer: int = 0
+    attention: int | None = None
+    looked_up: int = 0
     file_bytes: int | None = None
     source: str = "counted from the configuration"
 
@@ -39,6 +44,7 @@ class Params:
         Every token picks its experts evenly: E * (1 - (1 - k/E)^tokens) of E are touched.
         """
         if not self.routed or not self.experts or self.experts_per_token is None:
-            return float(self.total if self.experts is None and tokens > 1 else self.active)
+            most = self.total - self.looked_up
+            return float(most if self.experts is None and tokens > 1 else self.active)
         missed = (1.0 - self.experts_per_token / self.experts) ** tokens
-        return self.total - self.routed * missed
+        return self.total - self.looked_up - self.routed * missed

@@ -1,4 +1,4 @@
-"""Layers that read the cache of another layer."""
+"""Layers that read the cache of another layer, and layers with two caches."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def last_of_kind(fields: Fields, layers: tuple[LayerSpec, ...]) -> tuple[LayerSp
             raise fields.wrong("num_kv_shared_layers", f"so that a {layer.kind} layer stays")
     shared = (replace(y, kind="shared", source=sources[y.kind]) for y in layers[first:])
     return (*layers[:first], *shared)
+
+
+def twice(fields: Fields, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """LongCat-Flash: each layer of ``num_layers`` has two attentions with caches of their own."""
+    return tuple(layer for layer in layers for _ in range(2))
 
 
 def cross_layer(fields: Fields, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

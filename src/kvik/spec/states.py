@@ -14,8 +14,9 @@ from kvik.spec.names import HEADS, HIDDEN, head_dim, size
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def _conv(kernel: int, channels: int) -> tuple[StatePart, ...]:
-    return (StatePart("conv", (kernel - 1, channels), 2),) if kernel > 1 else ()
+def _conv(kernel: int, channels: int, groups: int = 0, width: int = 0) -> tuple[StatePart, ...]:
+    part = StatePart("conv", (max(1, kernel - 1), channels), 2, groups, width)
+    return (part,) if kernel > 1 else ()
 
 
 def _ssm_bytes(fields: Fields, default: int = 2) -> int:
@@ -75,7 +76,7 @@ def mamba2(fields: Fields) -> tuple[StatePart, ...]:
     """Mamba-2 (arXiv 2405.21060); the convolution runs over x, B and C."""
     heads, dim, groups, state, kernel = mamba2_sizes(fields)
     matrix = StatePart("recurrent", (heads, dim, state), _ssm_bytes(fields))
-    return matrix, *_conv(kernel, heads * dim + 2 * groups * state)
+    return matrix, *_conv(kernel, heads * dim + 2 * groups * state, groups, 2 * state)
 
 
 def mamba2_sizes(fields: Fields) -> tuple[int, int, int, int, int]:

@@ -19,6 +19,7 @@ class Kvik(Engine):
 
     name = "kvik"
     title = "kvik"
+    inflight_words = "changes the activations only"
     rule: ClassVar[str] = (
         "pages of the recipe's size (32 tokens unless said) for every group of layers that keep "
         "the same tokens, 8 bytes of table a page, states as they are"
@@ -60,7 +61,7 @@ class Kvik(Engine):
         ]
         if max(self.setting.parallel.tp, self.setting.parallel.pp, self.setting.parallel.cp) > 1:
             notes.append("kvik plans several devices and runs on one")
-        return notes
+        return notes + self._device_notes()
 
     def rank_bytes(self, rank: Rank, context: int) -> int:
         """As the allocator does it."""

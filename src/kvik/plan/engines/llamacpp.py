@@ -50,6 +50,7 @@ class LlamaCpp(Engine):
     )
     inflight_default = 512
     expands = True
+    lacks = ("tp", "cp")
     rule: ClassVar[str] = (
         "the context in cells, padded to 256, K and V in blocks of 32; windowed layers have cells "
         "for window plus micro-batch (512), padded to 256; states and convolutions in float32"
@@ -60,8 +61,15 @@ class LlamaCpp(Engine):
     def notes(self) -> list[str]:
         """Beside what is lost, the types that are counted."""
         found = self.expressed
+        ranks = self.setting.ranks
+        notes = [
+            "llama.cpp applies no window to this model: every layer keeps the whole context"
+            for rank in ranks
+            if self.name in rank.spec.unwindowed and any(y.window for y in rank.spec.layers)
+        ]
         return [
             *super().notes,
+            *notes[:1],
             f"llama.cpp: -ctk {found.k} -ctv {found.v}, micro-batch {self.inflight:,} (-ub)",
         ]
 
@@ -77,7 +85,7 @@ class LlamaCpp(Engine):
         cells = up(-(-context // self.setting.parallel.cp), CELLS)
         for extra in layer.extra:
             total += row(self.expressed.k, extra.dim) * (cells // extra.ratio)
-        if layer.window:
+        if layer.window and self.name not in rank.spec.unwindowed:
             cells = min(cells, up(min(cells, layer.window + self.inflight), CELLS))
         return total + cells * self._row(rank, layer)
 

@@ -5,12 +5,15 @@ Rules read in its ``cache_utils.py``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
+from kvik.errors import KvikError
 from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, plain
-from kvik.plan.express import Language
-from kvik.plan.ranks import Rank
-from kvik.spec.model import LayerSpec
+from kvik.plan.express import Expressed, Language
+from kvik.plan.ranks import Parallel, Rank
+from kvik.spec.model import LayerSpec, ModelSpec
 
 GROUP, RESIDUAL = 64, 128  # q_group_size and residual_length
 
@@ -51,6 +54,8 @@ class Transformers(Engine):
         },
     )
     expands = True
+    lacks = ("cp",)
+    inflight_words = "changes nothing: a prompt is computed at once"
     rule: ClassVar[str] = (
         "the tokens themselves; windowed and chunked layers keep their window less one; quantized "
         "caches keep the newest 128 tokens in 16 bits; convolutions keep one column more, states "
@@ -59,6 +64,35 @@ class Transformers(Engine):
     fit_rule: ClassVar[str] = (
         "device memory less 0.5 GiB, weights, activations; a step copies one layer's cache"
     )
+
+    @cached_property
+    def expressed(self) -> Expressed:
+        """The recipe in its words; 16 bits where it has no quantized cache for the model."""
+        found = super().expressed
+        layers = [layer for rank in self.setting.ranks for layer in rank.spec.layers]
+        other = {_words(layer) for layer in layers} - {""}
+        if "-" not in found.k or not other:
+            return found
+        why = (
+            f"a quantized cache is for full attention only, and this model has "
+            f"{' and '.join(sorted(other))} layers"
+        )
+        if self.setting.recipe is None:
+            raise KvikError(f"{found.k}: {why}; write fp16 or bf16")
+        lost = [reason for reason in found.lost if found.k not in reason]
+        lost.append(f"{self.setting.recipe}: {why}; float16 is taken")
+        return replace(found, k="float16", v="float16", lost=tuple(lost))
+
+    @classmethod
+    def check(cls, spec: ModelSpec, parallel: Parallel) -> None:
+        """Its tensor parallelism cannot put a KV head on several devices."""
+        tp = parallel.tp
+        for layer in spec.layers:
+            if layer.caches_tokens and layer.kind != "latent" and layer.kv_heads % tp:
+                raise KvikError(
+                    f"transformers cannot share {layer.kv_heads} KV heads out over --tp {tp}; "
+                    "give a divisor"
+                )
 
     @property
     def notes(self) -> list[str]:
@@ -91,6 +125,15 @@ class Transformers(Engine):
     def budget(self, memory: int, weights: int, activations: int) -> int:
         """Half a GiB is the device's context."""
         return memory - GIB // 2 - weights - activations
+
+
+def _words(layer: LayerSpec) -> str:
+    """What keeps a layer out of a quantized cache; empty where nothing does."""
+    if layer.kind in ("sliding", "chunked", "shared"):
+        return layer.kind
+    if layer.kind == "state" or layer.states:
+        return "recurrent"
+    return "indexed" if layer.extra else ""
 
 
 def _state_bytes(layer: LayerSpec) -> int:

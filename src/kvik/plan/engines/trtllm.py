@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvik.plan.engines.base import GIB, CacheType, Engine, latent_kind, plain, up
+from kvik.plan.engines.base import GIB, CacheType, Engine, plain, up
 from kvik.plan.express import Language
 from kvik.plan.ranks import Rank
 from kvik.spec.model import LayerSpec
@@ -34,7 +34,9 @@ class TrtLlm(Engine):
         },
         windows=True,
         page=8,
+        coded="fp8",
     )
+    inflight_words = "(max_num_tokens) changes the activations only"
     rule: ClassVar[str] = (
         "blocks of 32 tokens (64 with an indexer); a windowed layer has whole blocks for its "
         "window and one more"
@@ -48,11 +50,6 @@ class TrtLlm(Engine):
     def notes(self) -> list[str]:
         """Beside what is lost, the type that is counted."""
         return [*super().notes, f"TensorRT-LLM: cache type {self.kind.name}"]
-
-    @property
-    def kind(self) -> CacheType:
-        """As named, or fp8 where that holds no latent rows."""
-        return latent_kind(self, TYPES[self.expressed.k], "fp8")
 
     def _block(self, rank: Rank) -> int:
         if self.expressed.page is not None:

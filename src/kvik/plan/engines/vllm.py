@@ -11,10 +11,19 @@ from functools import cached_property
 from typing import ClassVar
 
 from kvik.errors import KvikError
-from kvik.plan.engines.base import GIB, CacheType, Engine, expanded, latent_kind, plain, up
+from kvik.plan.engines.base import (
+    GIB,
+    CacheType,
+    Engine,
+    ds_mla,
+    ds_side,
+    expanded,
+    plain,
+    up,
+)
 from kvik.plan.express import Language
-from kvik.plan.ranks import Rank
-from kvik.spec.model import LayerSpec
+from kvik.plan.ranks import Parallel, Rank
+from kvik.spec.model import LayerSpec, ModelSpec
 
 BLOCK = 16
 LATENT_BLOCK = 64  # the kernels of MLA
@@ -35,15 +44,6 @@ def _turbo(name: str, k_bits: int, k_extra: int, v_bits: int) -> CacheType:
     return CacheType(name, head)
 
 
-def _ds_mla(dim: int, rope: int) -> int:
-    """FlashMLA's row: fp8 codes, a float32 scale for each 128, the rotary part in bf16.
-
-    DeepSeek-V4's rows of 512 hold 448 codes and 8 bytes of scales instead.
-    """
-    codes = dim - rope
-    return codes + 2 * rope + (4 * -(-codes // 128) if codes % 128 == 0 else 8)
-
-
 TYPES = {
     t.name: t
     for t in (
@@ -54,16 +54,16 @@ TYPES = {
         plain("fp8", 1),
         plain("fp8_e4m3", 1),
         plain("fp8_e5m2", 1),
-        CacheType(
-            "fp8_ds_mla",
-            lambda k, v: k + v,
-            _ds_mla,
-            lambda dim: dim + 4 * -(-dim // 128) if dim < 256 else _ds_mla(dim, 64),
-        ),
+        plain("fp8_inc", 1),
+        CacheType("fp8_ds_mla", None, ds_mla, ds_side),
         _scaled("fp8_per_token_head", 1),
         _scaled("int8_per_token_head", 1),
         _scaled("int4_per_token_head", 0.5),
         CacheType("nvfp4", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        # The same layout; which of two scales a block takes is decided by its error.
+        CacheType("nvfp4_4over6", lambda k, v: -(-k * 9 // 16) + -(-v * 9 // 16)),
+        # Codes of 4 bits and a byte of scale for each 32.
+        CacheType("ultraquant_4bit", lambda k, v: -(-k * 17 // 32) + -(-v * 17 // 32)),
         _turbo("turboquant_k8v4", 8, 0, 4),
         _turbo("turboquant_4bit_nc", 4, 2, 4),
         _turbo("turboquant_k3v4_nc", 3, 2, 4),
@@ -72,22 +72,27 @@ TYPES = {
 }
 # GLM-5's indexers keep their keys in 16 bits beside 8-bit rows.
 GLM_DSA = replace(TYPES["fp8_ds_mla"], side=lambda dim: 2 * dim)
+STATE_PAGES = 2  # of a request: mamba-cache-mode align, where prefixes are cached
 SKIPPED = 2  # layers at either end that TurboQuant leaves in 16 bits
 
 
 @dataclass(frozen=True)
 class Cached:
-    """What one layer asks of the block pool: ``block`` tokens take ``page`` bytes."""
+    """What one layer asks of the block pool: ``block`` tokens take ``page`` bytes.
+
+    A request holds ``held`` blocks of a state.
+    """
 
     kind: str
     block: int
     page: int
     window: int = 0
+    held: int = 1
 
     def blocks(self, context: int, inflight: int, cp: int) -> int:
         """Blocks that a request of ``context`` tokens needs at most."""
         if self.kind == "state":
-            return 1
+            return self.held
         if self.kind == "full":
             share = -(-context // cp)
             return -(-share // self.block)
@@ -113,7 +118,9 @@ class Vllm(Engine):
         },
         skips=True,
         page=16,
+        coded="fp8",
     )
+    unsized = ("nvfp4_ds_mla", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact")
     expands = True
     rule: ClassVar[str] = (
         "blocks of 16 tokens (MLA 64); a windowed layer reserves its window less one plus the "
@@ -125,11 +132,18 @@ class Vllm(Engine):
         "0.75 GiB for CUDA graphs and libraries"
     )
 
+    @classmethod
+    def check(cls, spec: ModelSpec, parallel: Parallel) -> None:
+        """Context parallelism is within tensor parallelism."""
+        tp, cp = parallel.tp, parallel.cp
+        if tp % cp:
+            raise KvikError(f"vLLM's --decode-context-parallel-size {cp} must divide --tp {tp}")
+
     @property
     def inflight(self) -> int:
-        """max-num-batched-tokens: 8,192, on devices below 70 GiB 2,048."""
-        memory = self.setting.memory
-        small = memory is not None and memory < 70 * GIB
+        """max-num-batched-tokens: 8,192; on devices below 70 GiB, and on any A100, 2,048."""
+        memory, device = self.setting.memory, self.setting.device or ""
+        small = (memory is not None and memory < 70 * GIB) or "a100" in device.casefold()
         return self.setting.inflight or (2048 if small else 8192)
 
     @property
@@ -140,11 +154,9 @@ class Vllm(Engine):
             f"vLLM: cache type {self.kind.name}, up to {self.inflight:,} tokens in flight "
             "(max-num-batched-tokens)"
         )
-        tp, cp = self.setting.parallel.tp, self.setting.parallel.cp
-        if tp % cp:
-            raise KvikError(f"vLLM's --decode-context-parallel-size {cp} must divide --tp {tp}")
-        if cp > 1:
+        if self.setting.parallel.cp > 1:
             notes.append("vLLM: --cp is --decode-context-parallel-size; it needs no more devices")
+        notes += self._layer_notes()
         for rank in self.setting.ranks[:1]:
             groups, _ = self.groups(rank)
             if len(groups) > 1:
@@ -154,15 +166,51 @@ class Vllm(Engine):
                 )
         return notes
 
+    def _layer_notes(self) -> list[str]:
+        """What the model's kinds of layers make of the figures."""
+        notes = []
+        if any(c.held > 1 for rank in self.setting.ranks for c in self.groups(rank)[0]):
+            notes.append(
+                f"vLLM: a request holds {STATE_PAGES} pages of every group of states, because "
+                "prefixes are cached; --no-enable-prefix-caching holds one"
+            )
+        if self._family == "deepseek_v4":
+            notes.append(
+                "vLLM lays DeepSeek-V4 out in larger pages than are counted here: a report "
+                "(vllm#44376) needed 6.66 GiB on each of two devices for 30,000 tokens; do not "
+                "rely on these figures"
+            )
+        elif self._family == "glm_moe_dsa":
+            notes.append(
+                "vLLM: keys of GLM's indexers are counted at 16 bits (256 B for 128 values); two "
+                "logs (vllm#49696, LMCache#3339) show 132 B"
+            )
+        elif self._sparse:
+            notes.append("vLLM keeps the keys of indexers in 8 bits with a scale: 132 B for 128")
+        return notes
+
     @property
     def kind(self) -> CacheType:
-        """As named; the 8-bit rows of its sparse kernels have a layout of their own."""
-        layers = [layer for rank in self.setting.ranks for layer in rank.spec.layers]
-        found = latent_kind(self, TYPES[self.expressed.k], "fp8")
-        if found.name.startswith("fp8") and any(y.kind == "latent" and y.extra for y in layers):
-            glm = self.setting.ranks[0].spec.family == "glm_moe_dsa"
-            return GLM_DSA if glm else TYPES["fp8_ds_mla"]
-        return found
+        """As named; rows and indexers of its sparse kernels have a layout of their own."""
+        found = TYPES[self.expressed.k]
+        if not self._sparse:
+            return found
+        if self._family == "glm_moe_dsa":
+            return GLM_DSA if found.name.startswith("fp8") else found
+        if found.name.startswith("fp8"):
+            return TYPES["fp8_ds_mla"]
+        # DeepSeek-V4 has no 16-bit layout to go by: its side streams stay as they were asked for.
+        return found if self._family == "deepseek_v4" else replace(found, side=ds_side)
+
+    @property
+    def _family(self) -> str:
+        return self.setting.ranks[0].spec.family
+
+    @cached_property
+    def _sparse(self) -> bool:
+        """Whether latent rows have an indexer."""
+        layers = (layer for rank in self.setting.ranks for layer in rank.spec.layers)
+        return any(layer.kind == "latent" and layer.extra for layer in layers)
 
     def _expanded(self, rank: Rank, layer: LayerSpec) -> LayerSpec | None:
         """The layer with expanded heads where vLLM has no latent cache for the family."""
@@ -193,7 +241,13 @@ class Vllm(Engine):
             for extra in layer.extra:
                 page = math.ceil(block * kind.extra(extra) / extra.ratio)
                 found.append(Cached("full", block, page))
-        return self._with_states(found, states)
+        return self._with_states(found, states, self._state_pages)
+
+    @cached_property
+    def _state_pages(self) -> int:
+        """By default it caches no prefixes of models without attention."""
+        layers = (layer for rank in self.setting.ranks for layer in rank.spec.layers)
+        return STATE_PAGES if any(layer.caches_tokens for layer in layers) else 1
 
     def _skipped(self, rank: Rank) -> set[int]:
         """Layers in 16 bits: those that the recipe names, and TurboQuant's first and last."""
@@ -211,7 +265,7 @@ class Vllm(Engine):
         return INDEXED_BLOCK if layer.extra else BLOCK
 
     @staticmethod
-    def _with_states(found: list[Cached], states: list[int]) -> list[Cached]:
+    def _with_states(found: list[Cached], states: list[int], held: int) -> list[Cached]:
         """A state is a page: attention blocks grow to its size, then it is padded to theirs."""
         if not states:
             return found
@@ -223,7 +277,7 @@ class Vllm(Engine):
             block = up(-(-state // least), unit)
             found = [Cached(c.kind, block, row * block, c.window) for c, row in rows]
             state = max(state, *(c.page for c in found))
-        return found + [Cached("state", 1, state)] * len(states)
+        return found + [Cached("state", 1, state, held=held)] * len(states)
 
     @cached_property
     def _groups(self) -> dict[int, tuple[list[Cached], int]]:
@@ -250,7 +304,7 @@ class Vllm(Engine):
         alike: dict[Cached, int] = {}
         for c in cached:
             times = page // c.page if c.kind != "state" else 1
-            same = Cached(c.kind, c.block * times, page, c.window)
+            same = replace(c, block=c.block * times, page=page)
             alike[same] = alike.get(same, 0) + 1
         size, largest = min(alike.values()), max(alike.values())
         size = largest if largest < size * 1.25 else size
