@@ -12,8 +12,11 @@ static inline void unroll(F&& body) {
 
 // Before a loop over registers: written out early enough that its arrays become registers.
 // KVIK_UNROLL_4 takes four turns of a longer loop at once.
-#if !defined(KVIK_AVX2) && !defined(KVIK_AVX512) && !defined(KVIK_NEON)
-#define KVIK_UNROLL  // plain C++ has no registers to keep
+// Neither in plain C++, which has no registers to keep, nor under sanitizers, where it only takes
+// time to compile.
+#if !(defined(KVIK_AVX2) || defined(KVIK_AVX512) || defined(KVIK_NEON)) || \
+    defined(__SANITIZE_ADDRESS__)
+#define KVIK_UNROLL
 #define KVIK_UNROLL_4
 #elif defined(__clang__)
 #define KVIK_UNROLL _Pragma("unroll")

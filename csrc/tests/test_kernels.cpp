@@ -112,7 +112,7 @@ void attention_of_all_formats() {
             if (k == v || k == KVIK_INT8 || v == KVIK_INT4)
                 attend({k, v, 64, 1, 2, 16, v == k ? 40 : 0}, seed += 3);
     attend({KVIK_INT8, KVIK_INT8, 64, 2, 3, 16}, seed += 3);
-    for (int page_tokens : {3, 20})  // pages that part eight tokens
+    for (int page_tokens : {1, 3, 16, 20})  // pages that part eight tokens
         for (int group = 1; group <= 5; ++group) {
             attend({KVIK_INT8, KVIK_UINT8, 64, 1, group, page_tokens, 37, 64}, seed += 3);
             attend({KVIK_INT4, KVIK_UINT4, 128, 1, group, page_tokens, 37}, seed += 3);
