@@ -162,6 +162,63 @@ def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any)
     return compare_recipes(model, recipes, as_json=as_json, **options)
 
 
+@cli.command(
+    "eval",
+    epilog="kvik eval smollm2-135m --kv int8 --kv int4 --task kl --task needle\n"
+    "kvik eval gemma3-270m --kv int4 --task needle --context 2000 --context 8000 --out out/needle\n"
+    "kvik eval smollm2-135m --kv sinks:4+window:252 --task stream --ray --json\n"
+    "kvik eval --tasks",
+)
+@click.argument("model", required=False)
+@click.option("--kv", "recipes", multiple=True, help="Recipe; may be repeated.")
+@click.option("--task", "tasks", multiple=True, help="Task; may be repeated.  [default: kl]")
+@click.option("--tasks", "list_tasks", is_flag=True, help="List the tasks and end.")
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=click.IntRange(1, 2**24),
+    help="Tokens; may be repeated.  [default: the task's]",
+)
+@click.option(
+    "--samples", type=click.IntRange(1, 1000), help="Texts a cell.  [default: the task's]"
+)
+@click.option(
+    "--depth",
+    "depths",
+    multiple=True,
+    type=_Number(0.0, 1.0),
+    help="Where in the context; may be repeated.  [default: .1, .3, .5, .7, .9]",
+)
+@click.option("--scored", type=click.IntRange(1, 2**20), help="Tokens that kl and drift score.")
+@click.option("--text", type=click.Path(), help="UTF-8 text to measure on, not the built-in one.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
+@click.option("--early", is_flag=True, help="State a question before the context too.")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes.  [default: by cores]")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="here",
+    metavar="[ADDRESS]",
+    help="Work on a Ray cluster; without an address, on one that is started here.",
+)
+@click.option("--out", type=click.Path(), help="Folder for results.jsonl and eval.json.")
+@_JSON
+def evaluate(model: str | None, out: str | None, as_json: bool, **options: Any) -> int:
+    """Run tasks through recipes and say what each of them loses.
+
+    The fp32 cache is measured first, and only what it can do is counted. With --out every finished
+    cell is kept at once, and the same command goes on where it was stopped.
+    """
+    from kvik.commands.evaluate import ask, list_the_tasks
+
+    if options.pop("list_tasks"):
+        return list_the_tasks(as_json)
+    if model is None:
+        raise click.UsageError("MODEL is missing: give a name, a folder or a GGUF file")
+    return ask(model, out, as_json=as_json, **options)
+
+
 @cli.group(
     cls=_HelpGroup, invoke_without_command=True, epilog="kvik bench waste\nkvik bench waste --help"
 )

@@ -51,11 +51,13 @@ class Window:
         return context + scored + 1
 
 
-def prefill(session: Feeds, window: Window, progress: Callable[[int], None]) -> None:
+def prefill(
+    session: Feeds, window: Window, progress: Callable[[int], None], chunk: int = PREFILL_CHUNK
+) -> None:
     """Feed the context; ``progress`` hears how many tokens went in."""
-    for i in range(0, window.context, PREFILL_CHUNK):
-        part = window.ids[i : min(i + PREFILL_CHUNK, window.context)]
-        session.feed(part, logits="last", chunk=PREFILL_CHUNK)
+    for i in range(0, window.context, chunk):
+        part = window.ids[i : min(i + chunk, window.context)]
+        session.feed(part, logits="last", chunk=chunk)
         progress(len(part))
 
 
@@ -74,10 +76,11 @@ def record(
     window: Window,
     out: NDArray[np.float32],
     progress: Callable[[int], None],
+    chunk: int = CHUNK,
 ) -> Rows:
     """Write the full cache's logits into ``out`` ``[rows, vocab]``; its rows against itself."""
     parts = []
-    for rows, logits in forced_logits(session, window):
+    for rows, logits in forced_logits(session, window, chunk):
         out[rows] = logits
         parts.append(score(logits, logits, _targets(window, rows)))
         progress(len(logits))
@@ -89,10 +92,11 @@ def measure(
     window: Window,
     reference: NDArray[np.float32],
     progress: Callable[[int], None],
+    chunk: int = CHUNK,
 ) -> Rows:
     """Score the session's logits against the stored ones of the full cache."""
     parts = []
-    for rows, logits in forced_logits(session, window):
+    for rows, logits in forced_logits(session, window, chunk):
         parts.append(score(np.asarray(reference[rows]), logits, _targets(window, rows)))
         progress(len(logits))
     return Rows.join(parts)
