@@ -15,12 +15,14 @@ class Cluster:
     """Actors that take ``setup.threads`` cores each. ``address`` None starts a cluster here."""
 
     def __init__(self, setup: Setup, address: str | None, count: int | None) -> None:
+        self._setup = setup
+        if address is None:  # a busy machine takes longer than Ray waits for its own parts
+            os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
         try:
             import ray
         except ModuleNotFoundError:
             raise KvikError("ray is not installed: pip install 'kvik[ray]'") from None
         self._ray: Any = ray
-        self._setup = setup
         passed = {k: v for k, v in os.environ.items() if k.startswith("KVIK_")}
         try:
             self._ray.init(
@@ -30,9 +32,12 @@ class Cluster:
                 include_dashboard=False if address is None else None,
                 runtime_env={"env_vars": passed},
             )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except Exception as error:  # Ray raises whatever it likes, plain Exception too
             where = address or "this machine"
-            raise KvikError(f"no Ray cluster at {where}: {error}") from None
+            raise KvikError(
+                f"no Ray cluster at {where}: {error} (a cluster that `ray start` brought up "
+                "can be given as --ray ADDRESS)"
+            ) from None
         cores = int(self._ray.cluster_resources().get("CPU", 1))
         self._count = count or max(1, cores // setup.threads)
 

@@ -26,6 +26,7 @@ class Workers:
     def __init__(self, setup: Setup, count: int) -> None:
         self._setup, self._count = setup, count
         self._running: set[_Process] = set()
+        self._threads: list[threading.Thread] = []
         self._lock, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Workers:
@@ -41,6 +42,8 @@ class Workers:
         with self._lock:
             for process in self._running:
                 process.kill()
+        for thread in self._threads:
+            thread.join()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Record]:
         """The records of all jobs, as they come.
@@ -51,13 +54,13 @@ class Workers:
         found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
-        threads = [
+        self._threads = [
             threading.Thread(target=self._serve, args=(waiting, found), daemon=True)
             for _ in range(min(self._count, len(jobs)))
         ]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
-        left = len(threads)
+        left = len(self._threads)
         while left:
             item = found.get()
             if item is None:
@@ -105,7 +108,13 @@ class Workers:
                 raise KvikError("the sweep has ended")
             process = _Process(self._setup)
             self._running.add(process)
-        process.ready()
+        try:
+            process.ready()
+        except BaseException:
+            process.kill()
+            process.close()
+            self._forget(process)
+            raise
         return process
 
     def _forget(self, process: _Process) -> None:

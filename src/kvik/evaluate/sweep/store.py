@@ -79,11 +79,12 @@ class Store:
         assert self._path is not None
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
         try:
-            with self._path.open("ab") as file:
+            # Unbuffered: what a full disk refused must not be written again on closing.
+            with self._path.open("ab", buffering=0) as file:
                 start = file.tell()
                 try:
-                    file.write(data)
-                    file.flush()
+                    while data:
+                        data = data[file.write(data) :]
                     os.fsync(file.fileno())
                 except OSError:
                     os.truncate(self._path, start)

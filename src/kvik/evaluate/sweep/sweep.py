@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvik.spec import ModelSpec
 
 LIBRARY = "pydoc_data.topics"
+Work = Callable[[Sequence[Job]], Iterator[Record]]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,9 @@ def shown_name(model: str) -> str:
     return Path(model).resolve().name if Path(model).exists() else model
 
 
+Workforce = Callable[[Prepared], AbstractContextManager[Work]]
+
+
 def _check_units(material: Material, units: Sequence[Unit]) -> None:
     """KvikError that lists every task and context that cannot be made."""
     reasons = dict[str, None]()
@@ -160,14 +164,20 @@ def _file_bytes(path: Path) -> int:
     return sum(p.stat().st_size for p in files)
 
 
-def run(prepared: Prepared, store: Store, heard: Callable[[Record], None]) -> dict[str, Any]:
+def run(
+    prepared: Prepared,
+    store: Store,
+    heard: Callable[[Record], None],
+    workers: Workforce | None = None,
+) -> dict[str, Any]:
     """Measure what ``store`` lacks; returns what ``eval.json`` holds.
 
-    ``heard`` gets every record, as it comes. Cells that fail are listed; the others go on.
+    ``heard`` gets every record, as it comes. Cells that fail are listed; the others go on. Who
+    works is the question's ``workers`` and ``ray``, or whatever ``workers`` yields.
     """
     jobs = prepared.jobs(store)
     if jobs:
-        with _workers(prepared) as records:
+        with (workers or hired)(prepared) as records:
             for record in records(jobs):
                 store.add(record)
                 heard(record)
@@ -175,7 +185,8 @@ def run(prepared: Prepared, store: Store, heard: Callable[[Record], None]) -> di
 
 
 @contextmanager
-def _workers(prepared: Prepared) -> Iterator[Callable[[Sequence[Job]], Iterator[Record]]]:
+def hired(prepared: Prepared) -> Iterator[Work]:
+    """Processes of this machine or actors of a cluster."""
     question = prepared.question
     if question.ray is None:
         from kvik.evaluate.sweep.local import Workers

@@ -25,8 +25,8 @@ class _RandomTokens(Recall):
     samples = 2
 
     @abstractmethod
-    def places(self, unit: Unit) -> list[tuple[float, int]]:
-        """(at, tokens of text before the string), in ascending order of ``at``."""
+    def places(self, unit: Unit, room: int) -> list[tuple[float, int]]:
+        """(at, tokens before the string) for ``room`` tokens of text, ``at`` ascending."""
 
     def probes(self, material: Material, unit: Unit) -> list[Probe]:
         return self._hidden(material, unit, decoy=False)
@@ -39,7 +39,7 @@ class _RandomTokens(Recall):
         text = material.excerpt(room, unit.where["sample"])
         draw, rare = material.draw(unit), _rare(material)
         made = []
-        for at, before in self.places(unit):
+        for at, before in self.places(unit, room):
             string, other = draw.sample(rare, STRING), draw.sample(rare, STRING)
             hidden = other if decoy else string
             ids = [*material.head, *text[:before], *hidden, *text[before:], *string[:SHOWN]]
@@ -57,8 +57,7 @@ class Induction(_RandomTokens):
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}
 
-    def places(self, unit: Unit) -> list[tuple[float, int]]:
-        room = _room(unit.where["context"], 1)
+    def places(self, unit: Unit, room: int) -> list[tuple[float, int]]:
         return [(depth, round(depth * room)) for depth in unit.where["depths"]]
 
 
@@ -69,9 +68,8 @@ class Distance(_RandomTokens):
     meaning = "random tokens so many tokens back: where windowed layers stop reaching"
     axis = "distance"
 
-    def places(self, unit: Unit) -> list[tuple[float, int]]:
+    def places(self, unit: Unit, room: int) -> list[tuple[float, int]]:
         # From the first token of the string to the last one that is shown again.
-        room = _room(unit.where["context"], 1)
         least = STRING + SHOWN
         distances, distance = [], 2 * least
         while distance < room:

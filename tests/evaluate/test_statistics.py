@@ -1,0 +1,42 @@
+"""Intervals against what is known of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvik.evaluate.statistics import blocks, mean, slope
+
+
+def test_an_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(3)
+    found = [mean(draw.normal(2.0, 1.0, 40)) for _ in range(200)]
+    share = np.mean([not estimate.excludes(2.0) for estimate in found])
+    assert 0.88 < share < 0.99
+
+
+def test_a_width_is_that_of_the_normal_distribution() -> None:
+    values = np.random.default_rng(5).normal(size=400)
+    found = mean(values)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
+    assert found.value == pytest.approx(values.mean())
+
+
+def test_one_value_has_no_interval() -> None:
+    found = mean([1.5])
+    assert (found.value, found.low, found.high) == (1.5, None, None)
+    assert not found.excludes(0.0)
+
+
+def test_a_slope_is_found_and_no_slope_is_not() -> None:
+    draw, at = np.random.default_rng(7), np.arange(60.0)
+    steep = slope(at, 0.2 * at + draw.normal(size=60))
+    assert steep.value == pytest.approx(0.2, abs=0.03)
+    assert steep.excludes(0.0)
+    assert not slope(at, draw.normal(size=60)).excludes(0.0)
+
+
+def test_blocks_are_means_of_neighbours() -> None:
+    assert blocks([1, 3, 5, 7, 9], 2).tolist() == [2, 6, 9]

@@ -1,0 +1,90 @@
+"""Rows from cells: what counts, what is paired, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvik.evaluate.summary import summarize
+
+
+def cell(task: str, sample: int, recipe: str, values: Any, *, repeat: bool = False) -> Any:
+    where = {"context": 100, "sample": sample}
+    values = {"kv_bytes": 10, **values}
+    return {
+        "task": task, "unit": f"u{sample}", "where": where, "recipe": recipe,
+        "repeat": repeat, "values": values,
+    }  # fmt: skip
+
+
+def item(at: float, logp: float, hit: float, floor: float | None = None) -> dict[str, float]:
+    found = {"at": at, "logp": logp, "hit": hit}
+    return found if floor is None else found | {"floor": floor}
+
+
+def needles() -> list[Any]:
+    """Depth .1 is found, .5 is likely and not found, .9 is as unlikely as without the context."""
+    dense = [item(0.1, -1, 1, -11), item(0.5, -4, 0, -14), item(0.9, -9, 0, -10)]
+    ours = [item(0.1, -3, 0), item(0.5, -9, 0), item(0.9, -9, 0)]
+    return [
+        cell("needle", 0, "fp32", {"items": dense}),
+        cell("needle", 1, "fp32", {"items": dense}),
+        cell("needle", 0, "int4", {"items": ours}),
+        cell("needle", 1, "int4", {"items": [item(0.1, -1, 1), item(0.5, -4, 0), item(0.9, 0, 1)]}),
+    ]
+
+
+def test_only_what_the_dense_cache_can_do_counts() -> None:
+    dense, ours = summarize(needles(), ["int4"])
+    assert (dense["cells"], dense["cells_hit"], dense["cells_scored"]) == (3, 1, 2)
+    assert (dense["hits"], dense["asked"]) == (2, 2)
+    assert dense["retention"]["value"] == 1
+    assert (ours["hits"], ours["asked"]) == (1, 2)
+    assert ours["retention"]["value"] == pytest.approx(np.mean([0.8, 0.5, 1, 1]))
+    assert ours["logp_change"]["value"] == pytest.approx(np.mean([-2, -5, 0, 0]))
+    assert [c["retention"] for c in ours["map"]] == [0.9, 0.75, None]
+    assert [c["hits"] for c in ours["map"]] == [0.5, None, None]
+
+
+def test_differences_are_paired_and_signed() -> None:
+    dense, ours = summarize(needles(), ["int4"])
+    assert ours["against"]["fp32"]["value"] == pytest.approx(-7 / 4)
+    assert dense["against"]["int4"]["value"] == pytest.approx(7 / 4)
+
+
+def test_a_cell_needs_nine_of_ten_hits() -> None:
+    cells = [
+        cell("needle", n, "fp32", {"items": [item(0.1, -1, float(n != 0), -11)]}) for n in range(9)
+    ]
+    assert summarize(cells, [])[0]["cells_hit"] == 0  # 8 of 9
+    assert summarize(cells[1:], [])[0]["cells_hit"] == 1
+
+
+def test_streams_give_the_means_of_their_tokens() -> None:
+    kl, nll, full = [0.0] * 32 + [0.2] * 32, [2.0] * 64, [1.5] * 64
+    agree = [1] * 48 + [0] * 16
+    cells = [
+        cell("kl", 0, "fp32", {"kl": [0.0] * 64, "nll": full, "agree": [1] * 64}),
+        cell("kl", 0, "int4", {"kl": kl, "nll": nll, "agree": agree}),
+        cell("kl", 0, "fp32", {"kl": [1e-9] * 64, "nll": full, "agree": [1] * 64}, repeat=True),
+    ]
+    row = summarize(cells, ["int4"])[1]
+    assert row["kl"]["value"] == pytest.approx(0.1)
+    assert row["kl"]["low"] == pytest.approx(0.0)
+    assert row["kl"]["high"] == pytest.approx(0.2)
+    assert (row["top1"], row["tokens"]) == (0.75, 64)
+    assert row["ppl_ratio"] == pytest.approx(math.exp(0.5))
+    assert row["dp_rms"] == pytest.approx(math.exp(-1.5) - math.exp(-2))
+    assert row["noise"] == pytest.approx(1e-9)
+
+
+def test_the_order_of_cells_does_not_matter() -> None:
+    assert summarize(needles()[::-1], ["int4"]) == summarize(needles(), ["int4"])
+
+
+def test_a_recipe_without_its_dense_unit_is_left_out() -> None:
+    rows = summarize(needles()[2:], ["int4"])
+    assert rows == []

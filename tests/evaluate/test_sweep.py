@@ -1,0 +1,239 @@
+"""Sweeps that are killed, torn, refused and resumed; the table is the same in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kvik.errors import KvikError
+from kvik.evaluate.sweep.cells import Bench, Setup
+from kvik.evaluate.sweep.local import Workers
+from kvik.evaluate.sweep.store import Store
+from kvik.evaluate.sweep.sweep import Prepared, Question, Work, Workforce, prepare, run
+from kvik.evaluate.tasks import Ask
+
+ASK = Ask(contexts=[300, 400], samples=2, scored=16)
+
+
+def question(model: Path, **changes: Any) -> Question:
+    asked: dict[str, Any] = {
+        "recipes": ["int8", "sinks:2+window:30"],
+        "tasks": ["kl", "induction"],
+        "ask": ASK,
+        "workers": 1,
+    }
+    return Question(str(model), **asked | changes)
+
+
+def command(model: Path, out: Path, *more: str) -> list[str]:
+    words = (
+        f"eval {model} --kv int8 --kv sinks:2+window:30 --task kl --task induction --context 300 "
+        f"--context 400 --samples 2 --scored 16 --workers 1 --out {out}"
+    )
+    return [sys.executable, "-m", "kvik", *words.split(), *more]
+
+
+@contextmanager
+def alone(prepared: Prepared) -> Iterator[Work]:
+    """No processes, for where they are not what is tested."""
+    bench = Bench(prepared.setup)
+    yield lambda jobs: (record for job in jobs for record in bench.work(job))
+
+
+def answer(
+    model: Path, out: Path | None, workers: Workforce = alone, **changes: Any
+) -> dict[str, Any]:
+    prepared = prepare(question(model, **changes))
+    store = Store(out and out / "results.jsonl", prepared.header)
+    return run(prepared, store, lambda record: None, workers)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path) -> dict[str, Any]:
+    """The sweep without any trouble."""
+    return answer(tiny_model, None)
+
+
+def test_every_cell_is_there_and_the_recipes_differ(whole: dict[str, Any]) -> None:
+    rows = whole["rows"]
+    assert [(r["task"], r["context"]) for r in rows[::3]] == [
+        ("kl", 300), ("kl", 400), ("induction", 300), ("induction", 400),
+    ]  # fmt: skip
+    kl = [row["kl"]["value"] for row in rows if row["task"] == "kl"]
+    assert kl[0] == 0 < kl[1] < kl[2]
+    assert whole["failed"] == []
+    assert all(row["noise"] < 1e-6 < kl[1] for row in rows if row["task"] == "kl")
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_ends_with_the_same_table(
+    tiny_model: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    kept = tmp_path / "results.jsonl"
+    process = subprocess.Popen(
+        command(tiny_model, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 120
+    while not (kept.exists() and kept.read_bytes().count(b"\n") > 4):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    _gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive, "workers end with the one that started them"
+    before = kept.read_text().splitlines()
+    again = answer(tiny_model, tmp_path)
+    assert again["rows"] == whole["rows"]
+    after = kept.read_text().splitlines()
+    assert after[: len(before)] == before, "finished cells were kept, not measured again"
+    keys = [(r["unit"], r["recipe"], r["repeat"]) for r in map(json.loads, after[1:])]
+    assert len(keys) == len(set(keys)) == 2 * 2 * 2 * 3 + 2
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_says_so_and_leaves_whole_lines(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        command(tiny_model, tmp_path), stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+    )
+    kept, end = tmp_path / "results.jsonl", time.monotonic() + 120
+    while not (kept.exists() and kept.read_bytes().count(b"\n") > 2):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().endswith("kvik: interrupted")
+    assert kept.read_bytes().endswith(b"\n")
+    assert not (tmp_path / "eval.json").exists()
+
+
+def test_a_torn_line_is_dropped_and_measured_again(
+    tiny_model: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    answer(tiny_model, tmp_path)
+    kept = tmp_path / "results.jsonl"
+    data = kept.read_bytes()
+    kept.write_bytes(data[:-20])
+    assert answer(tiny_model, tmp_path)["rows"] == whole["rows"]
+    assert sorted(kept.read_text().splitlines())[:3] == sorted(data.decode().splitlines())[:3]
+
+
+def test_more_recipes_and_contexts_only_add(tiny_model: Path, tmp_path: Path) -> None:
+    answer(tiny_model, tmp_path, recipes=["int8"], tasks=["kl"], ask=Ask([300], 1, None, 16))
+    before = (tmp_path / "results.jsonl").read_text()
+    more = answer(tiny_model, tmp_path, tasks=["kl"])
+    assert (tmp_path / "results.jsonl").read_text().startswith(before)
+    alone = answer(tiny_model, None, tasks=["kl"])
+    assert more["rows"] == alone["rows"]
+
+
+@pytest.mark.parametrize("damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n"])
+def test_a_damaged_line_in_the_middle_is_refused(
+    tiny_model: Path, tmp_path: Path, damage: bytes
+) -> None:
+    prepared = prepare(question(tiny_model))
+    path = tmp_path / "results.jsonl"
+    store = Store(path, prepared.header)
+    store.add({"unit": "u", "recipe": "r", "repeat": False, "values": {}})
+    head, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(head + b"\n" + damage + rest)
+    with pytest.raises(KvikError, match="line 2 is damaged"):
+        Store(path, prepared.header)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"early": True}, {"text": "other"}])
+def test_results_of_another_question_are_refused(
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    if "text" in change:
+        change = {"text": str(tmp_path / "other.txt")}
+        Path(change["text"]).write_text("Some other text of its own. " * 200)
+    Store(tmp_path / "results.jsonl", prepare(question(tiny_model)).header)
+    other = prepare(question(tiny_model, **change))
+    with pytest.raises(KvikError, match="holds results of another"):
+        Store(tmp_path / "results.jsonl", other.header)
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    """The limit on a file's size stands for the disk's: writing beyond it fails half-way."""
+    header = {n: 0 for n in ("schema", "model_identity", "text_sha256", "seed", "early")}
+    store = Store(tmp_path / "results.jsonl", header)
+    record = {"unit": "u", "recipe": "r", "repeat": False, "values": {"kl": [0.5] * 50}}
+    store.add(record)
+    before = (tmp_path / "results.jsonl").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))
+    try:
+        with pytest.raises(KvikError, match=r"cannot write .*what was measured before is kept"):
+            store.add({**record, "recipe": "s"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+    again = Store(tmp_path / "results.jsonl", header)
+    assert list(again.done) == [("u", "r", False)]
+    again.add({**record, "recipe": "s"})
+    assert len(Store(tmp_path / "results.jsonl", header).done) == 2
+
+
+def test_a_worker_that_dies_costs_one_cell(tiny_model: Path, whole: dict[str, Any]) -> None:
+    prepared = prepare(question(tiny_model))
+    store = Store(None, prepared.header)
+    killed = False
+    with Workers(prepared.setup, 1) as workers:
+        for record in workers.run(prepared.jobs(store)):
+            store.add(record)
+            if not killed:
+                children = psutil.Process().children()
+                (child,) = (c for c in children if "kvik.evaluate.sweep.worker" in c.cmdline())
+                os.kill(child.pid, signal.SIGKILL)
+                killed = True
+    # Between one record and the next the worker may have been a cell ahead.
+    assert len(store.failed) == 1
+    assert "want of memory" in next(iter(store.failed.values()))["error"]
+    assert run(prepared, store, lambda record: None)["rows"] == whole["rows"]
+
+
+def test_a_model_that_is_another_one_elsewhere_is_refused(tiny_model: Path) -> None:
+    prepared = prepare(question(tiny_model))
+    setup = Setup(**{**prepared.setup.__dict__, "identity": "00"})
+    with (
+        Workers(setup, 1) as workers,
+        pytest.raises(KvikError, match="is another model here"),
+    ):
+        list(workers.run(prepared.jobs(Store(None, prepared.header))))
+
+
+def test_two_workers_give_the_same_numbers(tiny_model: Path, whole: dict[str, Any]) -> None:
+    prepared = replace(prepare(question(tiny_model)), workers=2)
+    found = run(prepared, Store(None, prepared.header), lambda record: None)
+    assert found["rows"] == whole["rows"]
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_workers_gives_the_same_numbers(
+    tiny_model: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    """In a process of its own: Ray keeps threads and handlers that other tests would meet."""
+    pytest.importorskip("ray")
+    more: Sequence[str] = ("--ray", "--json")
+    words = [w if w != "1" else "2" for w in command(tiny_model, tmp_path, *more)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == whole["rows"]
