@@ -14,6 +14,8 @@ from kvik.spec.gguf import Header, read_header
 from kvik.spec.model import LayerSpec, ModelSpec, Rope
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FACTORS, LONG, SHORT)
 
 
 def spec_from_gguf(path: Path) -> ModelSpec:
