@@ -31,6 +31,8 @@ MIXERS: dict[str, Callable[[Take, ModelSpec, int], Mixer]] = {
     "latent": LatentAttention.build,
     "state": GatedRecurrence.build,
 }
+
+
 @dataclass(frozen=True)
 class Layer:
     """Mixer and feed-forward, each normed before (and after, with ``post_norms``) and added."""

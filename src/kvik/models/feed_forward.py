@@ -80,7 +80,7 @@ class Mixture:
         if self.normed:
             weights = weights / weights.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
-        for number in chosen.unique().tolist():  # ascending
+        for number in sorted(set(chosen.flatten().tolist())):
             rows, ranks = (chosen == number).nonzero(as_tuple=True)
             out.index_add_(0, rows, self.experts[number](x[rows]) * weights[rows, ranks, None])
         return out

@@ -26,6 +26,7 @@ from kvik.spec.load import is_config, locate
 
 __all__ = ["Shape", "WeightFile", "expected_shapes", "load_weights"]
 
+
 class WeightFile(Protocol):
     """One kind of file: names and shapes as it has them, and reading into our layout."""
 
