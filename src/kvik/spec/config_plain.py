@@ -22,7 +22,8 @@ from kvik.spec.rope import config_rope, rope_params
 class Plain:
     """What sets a family apart.
 
-    ``context``, ``theta``, ``eps`` and ``tied`` are what absent fields mean. ``bias`` names the
+    ``context``, ``theta``, ``eps``, ``tied`` and ``old`` (the length that RoPE's scaling extended,
+    None where no default is known) are what absent fields mean. ``bias`` names the
     projections that always have one. ``asks_bias``: all four have one where ``attention_bias``
     says so. ``partial``: RoPE may turn the first channels of a head alone. ``ropeless``: some
     layers may have none. ``own_head``: the width of a head is never derived.
@@ -35,6 +36,7 @@ class Plain:
     bias: str = ""
     asks_bias: bool = False
     qk_norm: bool = False
+    old: int | None = None
     partial: bool = False
     ropeless: bool = False
     own_head: bool = False
@@ -95,12 +97,13 @@ def _rope(fields: Fields, plain: Plain, head_dim: int) -> Rope:
             dim = int(head_dim * said.number("partial_rotary_factor"))
     if dim > head_dim:
         raise fields.wrong("partial_rotary_factor", "a share of a head, at most 1")
+    extended = plain.old or "original_max_position_embeddings" in fields
     return config_rope(
         params,
         dim=dim,
         theta=fields.number("rope_theta", plain.theta),
         context=context,
-        old=fields.integer("original_max_position_embeddings", context),
+        old=fields.integer("original_max_position_embeddings", plain.old) if extended else None,
     )
 
 
@@ -139,7 +142,7 @@ PLAIN: dict[str, Plain] = {
     "mistral": Plain(131_072),
     "qwen2": Plain(32_768, bias="qkv"),
     "qwen3": Plain(32_768, asks_bias=True, qk_norm=True, own_head=True),
-    "phi3": Plain(4096, eps=1e-5, partial=True),
+    "phi3": Plain(4096, eps=1e-5, old=4096, partial=True),
     "smollm3": Plain(32_768, theta=2e6, tied=True, asks_bias=True, ropeless=True),
     "mixtral": Plain(131_072, theta=1e6, eps=1e-5, experts=_mixtral),
     "qwen3_moe": Plain(32_768, asks_bias=True, qk_norm=True, experts=_qwen3_moe),

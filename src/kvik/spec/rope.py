@@ -8,10 +8,13 @@ from kvik.spec.fields import Fields
 from kvik.spec.model import Rope
 
 
-def config_rope(params: Fields, *, dim: int, theta: float, context: int, old: int = 0) -> Rope:
+def config_rope(
+    params: Fields, *, dim: int, theta: float, context: int, old: int | None = None
+) -> Rope:
     """Rotary embedding of ``dim`` channels; ``theta`` and ``context`` fill absent fields.
 
-    ``old`` is the length that LongRoPE extended, where ``params`` do not say it.
+    ``old`` is the length that scaling extended, where the configuration says it outside ``params``
+    too: then what it says there holds.
     """
     kind = params.text("rope_type", params.text("type", "default"))
     theta = params.number("rope_theta", theta)
@@ -20,9 +23,11 @@ def config_rope(params: Fields, *, dim: int, theta: float, context: int, old: in
     if kind == "linear":
         return Rope(dim, theta, linear=params.number("factor"))
     if kind == "llama3":
-        return Rope(dim, theta, factors=_llama3_factors(params, dim, theta, context))
+        return Rope(
+            dim, theta, factors=_llama3_factors(params, dim, theta, old or _old(params, context))
+        )
     if kind in ("longrope", "su"):
-        return _longrope(params, dim, theta, context, old)
+        return _longrope(params, dim, theta, context, old or _old(params, context))
     raise params.wrong(
         "rope_type" if "rope_type" in params else "type", "default, linear, llama3 or longrope"
     )
@@ -61,8 +66,11 @@ def long_attention_factor(factor: float, old: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(old)) if factor > 1 and old > 1 else 1.0
 
 
+def _old(params: Fields, context: int) -> int:
+    return params.integer("original_max_position_embeddings", context)
+
+
 def _longrope(params: Fields, dim: int, theta: float, context: int, old: int) -> Rope:
-    old = params.integer("original_max_position_embeddings", old or context)
     scale = long_attention_factor(params.number("factor", context / old), old)
     return long_rope(
         dim,
@@ -75,7 +83,7 @@ def _longrope(params: Fields, dim: int, theta: float, context: int, old: int) ->
     )
 
 
-def _llama3_factors(params: Fields, dim: int, theta: float, context: int) -> tuple[float, ...]:
+def _llama3_factors(params: Fields, dim: int, theta: float, old: int) -> tuple[float, ...]:
     """What divides the frequency of each pair in Llama 3.1 (Llama team, arXiv 2407.21783).
 
     Waves shorter than the old context over ``high_freq_factor`` keep their frequency, those
@@ -83,7 +91,6 @@ def _llama3_factors(params: Fields, dim: int, theta: float, context: int) -> tup
     """
     factor = params.number("factor")
     low, high = params.number("low_freq_factor"), params.number("high_freq_factor")
-    old = params.number("original_max_position_embeddings", context)
     if low >= high:
         raise params.wrong("low_freq_factor", f"below high_freq_factor ({high:g})")
 
