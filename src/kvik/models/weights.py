@@ -4,7 +4,8 @@ Legend of the names: ``embed.weight [V, hidden]``, ``layers.{i}.{q,k,v,o}_proj.w
 ``layers.{i}.{gate,up,down}_proj.weight``, ``layers.{i}.{attn,ffn}_norm.weight``, ``norm.weight``;
 by spec ``lm_head.weight``, ``{q,k}_norm``, ``post_{attn,ffn}_norm`` and the biases of attention;
 in layers with experts ``layers.{i}.router.weight [experts, hidden]`` and
-``layers.{i}.experts.{e}.{gate,up,down}_proj.weight`` instead of the one network. A norm's weight is the factor that multiplies; Q and K rows are laid out for "half" RoPE.
+``layers.{i}.experts.{e}.{gate,up,down}_proj.weight`` instead of the one network.
+A norm's weight is the factor that multiplies; Q and K rows are laid out for "half" RoPE.
 """
 
 from __future__ import annotations

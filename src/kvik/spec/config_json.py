@@ -1,6 +1,7 @@
 """ModelSpec from a Hugging Face ``config.json`` of a family that the decoder runs.
 
-Gemma 2 and 3 are read here, the others in :mod:`kvik.spec.config_plain`. A field that published files leave out has the default that transformers gives it.
+Gemma 2 and 3 are read here, the others in :mod:`kvik.spec.config_plain`. A field that published
+files leave out has the default that transformers gives it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ class Arch:
     With a window, the last layer of every ``period`` sees everything (with ``dense_first`` the
     first); 0 means that no rule is known and the file must have the pattern, or no window.
     ``window`` is the window of files that never say it. ``unread_window``: llama.cpp does not
-    read it or turns it off, while kvik's own decoder applies it to every layer. ``recurrent`` tells what a layer without
-    KV heads is: a recurrence, or ``nothing`` (a block without attention). ``parallel`` layers
-    have both. ``interval`` is the default distance of attention layers among recurrent ones.
+    read it or turns it off, while kvik's own decoder applies it to every layer. ``recurrent``
+    tells what a layer without KV heads is: a recurrence, or ``nothing`` (a block without
+    attention). ``parallel`` layers have both. ``interval`` is the default distance of attention
+    layers among recurrent ones.
     ``unshared`` is how many layers keep their own cache where the file does not say.
     """
 
