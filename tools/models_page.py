@@ -1,4 +1,4 @@
-"""Writes docs/models.md: the built-in models and the families that can be planned.
+"""Writes docs/models.md: the built-in models, the families that run and those that can be planned.
 
 python tools/models_page.py          write the page
 python tools/models_page.py --check  exit 1 when it is stale
@@ -11,8 +11,10 @@ from pathlib import Path
 
 from kvik.plan.data import layer_data, resolve, total
 from kvik.recipe import Recipe
+from kvik.spec.config_json import ARCHITECTURES
 from kvik.spec.families import FAMILIES
 from kvik.spec.gguf_families import ARCHS
+from kvik.spec.gguf_model import BUILDERS
 from kvik.spec.presets import preset_spec, presets
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
@@ -32,7 +34,23 @@ column says where the sizes are from.
 |---|---|---|---|---|---|---|---|
 """
 FAMILY_HEAD = """
-## Families
+## Families that kvik runs
+
+`kvik run`, `kvik compare` and the engine take a folder with safetensors whose `config.json` has one
+of these `architectures`:
+
+{runs}
+
+and GGUF files of these architectures (Mistral and Mixtral are `llama` there):
+
+{runs_gguf}
+
+A field that changes what a model computes and that kvik does not compute (another activation, an
+unknown RoPE scaling, experts that all tokens share) is refused by its name. Phi-3's LongRoPE has
+factors for short and for long texts; `load_model(path, context=4096)` takes the short ones, without
+it the long ones hold for texts of any length.
+
+## Families that can be planned
 
 Any `config.json` with one of these `model_type`s can be planned (the language model of a larger
 model is found in `text_config` and the like); a field that is missing is named, never guessed.
@@ -67,7 +85,13 @@ def page() -> str:
     rows = "".join(row(name) for name in presets())
     configs = ", ".join(f"`{name}`" for name in sorted(FAMILIES, key=str.casefold))
     archs = ", ".join(f"`{name}`" for name in sorted(ARCHS))
-    return HEAD + rows + FAMILY_HEAD.format(configs=configs, archs=archs)
+    runs = ", ".join(f"`{name}`" for name in sorted(ARCHITECTURES) if name[0].isupper())
+    runs_gguf = ", ".join(f"`{name}`" for name in sorted(BUILDERS))
+    return (
+        HEAD
+        + rows
+        + FAMILY_HEAD.format(configs=configs, archs=archs, runs=runs, runs_gguf=runs_gguf)
+    )
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from tests.tiny import write_tiny_model
 from kvik.models import Model, identity, load_model, random_model
 from kvik.models.decoder import Decoder
 from kvik.models.weights import expected_shapes
-from kvik.spec import LayerSpec, ModelSpec, Rope
+from kvik.spec import Experts, LayerSpec, ModelSpec, Rope
 from kvik.testing import models
 
 LAYER = LayerSpec("full", 6, 2, 32, 32, rope=Rope(32, 10_000.0))
@@ -30,6 +30,7 @@ OTHER_LAYERS = {
     "softcap": 30.0,
 }
 OTHER_SPECS = {
+    "experts": Experts(4, 2, 32),
     "norm_eps": 1e-6,
     "activation": "gelu_tanh",
     "embed_scale": 1.5,

@@ -78,7 +78,7 @@ def models(spec: ModelSpec, kind: str) -> tuple[Model, Model]:
 @pytest.mark.parametrize("layers", ["full", "sliding", "chunked", "shared", "latent", "state"])
 @pytest.mark.parametrize(
     "options",
-    [{"attention_bias": True}, GEMMA | {"tied": False, "final_softcap": 9.0}],
+    [{"attention_bias": "qkvo"}, GEMMA | {"tied": False, "final_softcap": 9.0}],
     ids=["llama", "gemma"],
 )
 def test_packed_models_agree_with_dense_ones(

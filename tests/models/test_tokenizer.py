@@ -305,6 +305,9 @@ def test_the_matcher_finds_the_longest_word_at_the_leftmost_place(
         ({"model": "bert"}, "'bert' is not supported"),
         (byte_level(pre="deepseek-v3"), "'deepseek-v3' is not supported"),
         (byte_level(pre="smolm"), r"nearest: smollm"),
+        (byte_level(pre="tekken"), "'tekken' is not supported"),  # Mistral Nemo
+        (byte_level(pre="gpt-4o"), "'gpt-4o' is not supported"),  # Phi-4 mini
+        (byte_level(pre="dbrx"), "'dbrx' is not supported"),  # Phi-4
         (byte_level(pre=None), "tokenizer.ggml.pre is missing"),
         (byte_level(merges=None), "merges is missing"),
         (byte_level(merges=["a b", "no"]), "do not fit its vocabulary"),
@@ -350,6 +353,8 @@ def test_text_and_ids_that_do_not_exist_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_known_pre_tokenizer_builds(tmp_path: Path) -> None:
+    # Those of SmolLM2, SmolLM3 and Llama 3, Qwen2 and Qwen3.
+    assert {"smollm", "llama-bpe", "qwen2"} <= PRE_TOKENIZERS.keys()
     for pre in PRE_TOKENIZERS:
         tokenizer = Tokenizer.from_gguf(write(tmp_path / "t.gguf", **byte_level(pre=pre)))
         text = "I'll  go\n\n at 12345½, ok?"

@@ -113,7 +113,7 @@ def test_head_dim_need_not_divide_the_width(write):
 
 def test_flags(write):
     spec = load_spec(write(LLAMA, attention_bias=True, tie_word_embeddings=True))
-    assert spec.attention_bias
+    assert spec.attention_bias == "qkvo"
     assert spec.tied
 
 
@@ -235,7 +235,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path, config: Any):
         (LLAMA, {"vocab_size": -1}, "vocab_size"),
         (LLAMA, {"head_dim": 1 << 30}, "head_dim"),
         (LLAMA, {"head_dim": 15}, "rotary dimension"),
-        (LLAMA, {"num_key_value_heads": 3}, "4 query heads over 3 KV heads"),
+        (LLAMA, {"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
         (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         (LLAMA, {"rope_theta": 10**400}, "rope_theta"),
         (LLAMA, {"rope_theta": -1.0}, "rope_theta"),
@@ -243,7 +243,11 @@ def test_what_transformers_writes_is_read(tmp_path: Path, config: Any):
         (LLAMA, {"hidden_act": "relu"}, "hidden_act must be 'silu' or absent, not 'relu'"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         (LLAMA, {"rope_scaling": [1]}, "rope_scaling must be an object"),
-        (LLAMA, {"rope_scaling": {"type": "yarn"}}, "rope_scaling.type.*default, linear or llama3"),
+        (
+            LLAMA,
+            {"rope_scaling": {"type": "yarn"}},
+            "type must be default, linear, llama3 or long",
+        ),
         (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
         (LLAMA, {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor"),
         (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

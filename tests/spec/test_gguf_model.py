@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvik.errors import SpecError
 from kvik.models import sources
-from kvik.spec import ModelSpec, load_spec
+from kvik.spec import Experts, ModelSpec, load_spec
 
 Make = Callable[..., Path]
 
@@ -30,6 +30,9 @@ BASE = {
     "attention.head_count_kv": 2,
     "attention.layer_norm_rms_epsilon": 0.5,
 }
+
+
+EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_name_output_and_biases_come_from_the_file(make: Make):
         "blk.0.attn_q.bias": np.zeros(64, np.float32),
     }
     spec = load_spec(make(changes={"general.name": "Tiny"}, tensors=tensors))
-    assert (spec.name, spec.tied, spec.attention_bias) == ("Tiny", False, True)
+    assert (spec.name, spec.tied, spec.attention_bias) == ("Tiny", False, "q")
 
 
 def test_head_dimensions_of_their_own(make: Make):
@@ -161,7 +164,7 @@ def test_gemma3_27b_scales_by_the_width_of_a_head(make: Make):
 @pytest.mark.parametrize(
     ("arch", "changes", "said"),
     [
-        ("qwen9", {}, "'qwen9' is not supported; llama, gemma3 are"),
+        ("qwen9", {}, "'qwen9' is not supported; llama, qwen2, .*gemma3 are"),
         ("llama", {"block_count": None}, "llama.block_count is missing"),
         ("llama", {"block_count": 1 << 31}, "llama.block_count must be a whole number"),
         ("llama", {"context_length": 0}, "llama.context_length"),
@@ -171,7 +174,18 @@ def test_gemma3_27b_scales_by_the_width_of_a_head(make: Make):
         ("llama", {"attention.layer_norm_rms_epsilon": None}, "rms_epsilon is missing"),
         ("llama", {"rope.scaling.type": "yarn"}, "rope.scaling.type must be 'none' or 'linear'"),
         ("llama", {"rope.dimension_count": 8}, "rope.dimension_count must be the head dimension"),
-        ("llama", {"expert_count": 8}, "mixtures of experts"),
+        ("llama", {"expert_count": 8}, "llama.expert_used_count is missing"),
+        ("llama", {"expert_count": 8, "expert_used_count": 9}, "expert_used_count must be"),
+        ("llama", EXPERTS | {"expert_shared_count": 1}, "expert_shared_count must be 0 or absent"),
+        ("llama", EXPERTS | {"expert_gating_func": 2}, "expert_gating_func must be"),
+        ("llama", EXPERTS | {"expert_weights_scale": 2.5}, "expert_weights_scale must be"),
+        ("llama", {"logit_scale": 0.5}, "llama.logit_scale must be absent"),
+        ("llama", {"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor must be"),
+        ("qwen3moe", EXPERTS, "expert_feed_forward_length is missing"),
+        ("qwen2", {"attention.sliding_window": 8}, "qwen2.attention.sliding_window must be 0"),
+        ("qwen3", {"rope.scaling.type": "yarn"}, "rope.scaling.type must be"),
+        ("smollm3", {"rope.dimension_count": 8}, "rope.dimension_count must be the head"),
+        ("phi3", {"expert_count": 16}, "phi3.expert_count must be 0 or absent"),
         ("llama", {"split.count": 3}, "one part of a split model"),
         ("llama", {"general.name": 3}, "general.name must be a string"),
         (
@@ -184,6 +198,61 @@ def test_gemma3_27b_scales_by_the_width_of_a_head(make: Make):
 def test_what_does_not_fit_is_refused_by_name(make: Make, arch: str, changes: Any, said: str):
     with pytest.raises(SpecError, match=said):
         load_spec(make(arch, changes))
+
+
+def test_gemma2(make: Make):
+    spec = load_spec(make("gemma2", {"attention.sliding_window": 8}))
+    assert [layer.kind for layer in spec.layers] == ["sliding", "full"] * 3 + ["sliding"]
+    assert {layer.softcap for layer in spec.layers} == {50.0}
+    assert (spec.final_softcap, spec.post_norms, spec.qk_norm) == (30.0, True, False)
+    assert load_spec(make("gemma2", {"block_count": 46})).layers[0].window == 4096
+    wide = {"block_count": 46, "attention.key_length": 32}
+    assert load_spec(make("gemma2", wide)).layers[0].scale == 0.25
+
+
+def test_windows_that_llama_cpp_does_not_apply_are_the_models(make: Make):
+    for arch in ("llama", "phi3"):
+        sliding = {"attention.sliding_window": 8}
+        spec = load_spec(make(arch, sliding))
+        assert {(layer.kind, layer.window) for layer in spec.layers} == {("sliding", 8)}
+        assert ModelSpec.load(make(arch, sliding)).unwindowed == ("llamacpp",)
+        for none in (0, 256):
+            path = make(arch, {"attention.sliding_window": none})
+            assert {layer.kind for layer in load_spec(path).layers} == {"full"}
+            assert ModelSpec.load(path).layers == load_spec(path).layers
+
+
+def test_experts_norms_and_layers_without_rope(make: Make):
+    mixtral = load_spec(make("llama", EXPERTS))
+    assert mixtral.experts == Experts(8, 2, 128)
+    qwen = load_spec(
+        make("qwen3moe", EXPERTS | {"expert_feed_forward_length": 32, "expert_weights_norm": False})
+    )
+    assert (qwen.experts, qwen.qk_norm) == (Experts(8, 2, 32, normed=False), True)
+    assert load_spec(make("qwen2")).qk_norm is False
+    turns = [layer.rope is not None for layer in load_spec(make("smollm3")).layers]
+    assert turns == [True] * 3 + [False] + [True] * 3
+
+
+def test_longrope(make: Make):
+    factors = {
+        f"rope_factors_{length}.weight": np.full(4, value, np.float32)
+        for length, value in (("long", 3.0), ("short", 1.5))
+    }
+    keys = {
+        "rope.dimension_count": 8,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.attn_factor": 1.25,
+    }
+    rope = load_spec(make("phi3", keys, factors)).layers[0].rope
+    assert (rope.dim, rope.factors, rope.short) == (8, (3.0,) * 4, (1.5,) * 4)
+    assert (rope.attention_factor, rope.short_context) == (1.25, 64)
+    del keys["rope.scaling.attn_factor"]
+    with pytest.raises(SpecError, match=r"attn_factor is missing"):
+        load_spec(make("phi3", keys, factors))
+    del factors["rope_factors_short.weight"]
+    with pytest.raises(SpecError, match="one of the tensors"):
+        load_spec(make("phi3", keys, factors))
 
 
 def test_a_folder_with_one_gguf_is_that_model(make: Make):

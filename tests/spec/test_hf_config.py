@@ -178,7 +178,7 @@ def test_levels_are_never_mixed():
         ({"head_dim": 0}, "head_dim must be"),
         ({"head_dim": 1 << 20}, "head_dim must be"),
         ({"model_type": "llama", "sliding_window": 64}, "sliding_window must be absent"),
-        ({"model_type": "gemma2"}, "sliding_window is missing"),
+        ({"model_type": "gpt_oss"}, "sliding_window is missing"),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "lists 1, not 8"),
         ({"model_type": "gpt_oss", "layer_types": ["slidin"] * 8}, "layer_types must be"),
         ({"model_type": "gpt_oss", "layer_types": [[]] * 8}, "layer_types must be"),
@@ -303,10 +303,10 @@ def test_the_published_file_of_gemma3_4b_leaves_sizes_out(tmp_path: Path):
 
 
 def test_a_model_that_can_only_be_planned_says_why_it_cannot_run(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"model_type": "olmo2"}))
     spec = ModelSpec.load(tmp_path)
-    assert "'qwen3' is not supported" in spec.unrunnable
-    with pytest.raises(SpecError, match="'qwen3' is not supported"):
+    assert "'olmo2' is not supported" in spec.unrunnable
+    with pytest.raises(SpecError, match="'olmo2' is not supported"):
         load_spec(tmp_path)
 
 

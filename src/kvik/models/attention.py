@@ -31,7 +31,8 @@ class Attention:
         spec, prefix = model.layers[layer], f"layers.{layer}"
 
         def project(name: str, out: int, into: int) -> Linear:
-            return Linear.build(take, f"{prefix}.{name}_proj", out, into, model.attention_bias)
+            biased = name in model.attention_bias
+            return Linear.build(take, f"{prefix}.{name}_proj", out, into, biased)
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm.build(take, f"{prefix}.{name}_norm", spec.k_dim, model.norm_eps)

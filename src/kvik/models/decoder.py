@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kvik.errors import ModelError
 from kvik.models.attention import Attention
+from kvik.models.feed_forward import FeedForward, Mixture
 from kvik.models.latent import LatentAttention
 from kvik.models.packed_layer import PackedLayer
 from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weight, Weights
@@ -30,33 +31,6 @@ MIXERS: dict[str, Callable[[Take, ModelSpec, int], Mixer]] = {
     "latent": LatentAttention.build,
     "state": GatedRecurrence.build,
 }
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """The gated feed-forward network (arXiv 2002.05202)."""
-
-    gate: Linear
-    up: Linear
-    down: Linear
-    activation: str
-
-    @classmethod
-    def build(cls, take: Take, model: ModelSpec, layer: int) -> FeedForward:
-        """Take the three projections of a layer."""
-        return cls(
-            gate=Linear.build(take, f"layers.{layer}.gate_proj", model.ffn, model.hidden),
-            up=Linear.build(take, f"layers.{layer}.up_proj", model.ffn, model.hidden),
-            down=Linear.build(take, f"layers.{layer}.down_proj", model.hidden, model.ffn),
-            activation=model.activation,
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
 @dataclass(frozen=True)
@@ -67,7 +41,7 @@ class Layer:
     mixer: Mixer
     post_mixer_norm: RMSNorm | None
     ffn_norm: RMSNorm
-    ffn: FeedForward
+    ffn: FeedForward | Mixture
     post_ffn_norm: RMSNorm | None
 
     @classmethod
@@ -77,12 +51,13 @@ class Layer:
         def norm(name: str) -> RMSNorm:
             return RMSNorm.build(take, f"layers.{layer}.{name}_norm", model.hidden, model.norm_eps)
 
+        network = Mixture.build if model.has_experts(layer) else FeedForward.build
         return cls(
             mixer_norm=norm("attn"),
             mixer=MIXERS[model.layers[layer].kind](take, model, layer),
             post_mixer_norm=norm("post_attn") if model.post_norms else None,
             ffn_norm=norm("ffn"),
-            ffn=FeedForward.build(take, model, layer),
+            ffn=network(take, model, layer),
             post_ffn_norm=norm("post_ffn") if model.post_norms else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kvik.errors import KvikError, ModelError
+from kvik.models.places import Place, expected_shapes, fused, merged
 from kvik.ops.native_linear import Packed, pack
 from kvik.spec import ModelSpec
 from kvik.spec.ggml import TENSOR_TYPES
 from kvik.spec.gguf import TensorInfo, read_header
-from kvik.spec.gguf_model import ROPE_FACTORS
+from kvik.spec.gguf_model import ROPE_TENSORS
 
 READABLE = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -41,14 +43,19 @@ LAYER = {
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
     "post_ffn_norm": "post_ffw_norm",
+    "router": "ffn_gate_inp",
 }
+EXPERT = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+QKV = ("q_proj", "k_proj", "v_proj")
+# Architectures whose RoPE turns neighbouring channels there.
+INTERLEAVED = ("llama", "smollm3")
 
 
 class GgufWeights:
     """The tensors of one GGUF file."""
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
-        self._path, self._spec = path, spec
+        self._path, self._spec, self._wanted = path, spec, expected_shapes(spec)
         self._tensors = read_header(path).tensors
         foreign = sorted({t.type for t in self._tensors.values()} - set(READABLE))
         if foreign:
@@ -61,23 +68,37 @@ class GgufWeights:
         """Every tensor in the file."""
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def name_of(self, name: str) -> str:
-        """``layers.3.q_proj.weight`` is ``blk.3.attn_q.weight`` here."""
+    def place(self, name: str) -> Place:
+        """``layers.3.q_proj.weight`` is ``blk.3.attn_q.weight`` here, if not a part of another."""
         *head, part, kind = name.split(".")
-        return f"blk.{head[1]}.{LAYER[part]}.{kind}" if head else f"{TOP[part]}.{kind}"
+        shape = self._wanted[name]
+        if not head:
+            return Place(f"{TOP[part]}.{kind}", shape)
+        block, below = f"blk.{head[1]}", f"layers.{head[1]}"
+        if len(head) == 4:
+            assert self._spec.experts is not None
+            tensor = f"{block}.{EXPERT[part]}.{kind}"
+            return merged(tensor, int(head[3]), self._spec.experts.count, shape)
+        if part in QKV and f"{block}.attn_qkv.{kind}" in self._tensors:
+            parts = [f"{below}.{each}.{kind}" for each in QKV]
+            return fused(f"{block}.attn_qkv.{kind}", name, parts, self._wanted)
+        if self._spec.family == "phi3" and part in ("gate_proj", "up_proj"):
+            parts = [f"{below}.{each}.{kind}" for each in ("gate_proj", "up_proj")]
+            return fused(f"{block}.ffn_up.{kind}", name, parts, self._wanted)
+        return Place(f"{block}.{LAYER[part]}.{kind}", shape)
 
     def spare(self, name: str) -> bool:
         """RoPE factors belong to the spec and are no weight."""
-        return name == ROPE_FACTORS
+        return name in ROPE_TENSORS
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor that we call ``name``, float32."""
-        values = _dequantized(self._path, self._tensors[self.name_of(name)])
+        values = _dequantized(self._path, self._part(name))
         return torch.from_numpy(self._our_rows(name, values))
 
     def pack(self, name: str) -> Packed:
         """The matrix that we call ``name``, its blocks as they are in the file."""
-        tensor = self._tensors[self.name_of(name)]
+        tensor = self._part(name)
         out, into = tensor.shape
         raw = np.memmap(self._path, np.uint8, "r", tensor.offset, (out, tensor.nbytes // out))
         try:
@@ -85,9 +106,19 @@ class GgufWeights:
         except KvikError as error:
             raise ModelError(f"{self._path}: {tensor.name}: {error}: fetch it again") from error
 
+    def _part(self, name: str) -> TensorInfo:
+        """The rows that are ``name``, as if they were a tensor of their own."""
+        place, shape = self.place(name), self._wanted[name]
+        tensor = self._tensors[place.tensor]
+        rows = prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+        size = tensor.nbytes // rows
+        offset = tensor.offset + place.start * size
+        count = prod(shape[:-1]) if len(shape) > 1 else shape[0]
+        return TensorInfo(tensor.name, tensor.type, shape, offset, count * size)
+
     def _our_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         part = name.split(".")[-2]
-        if self._spec.family != "llama" or part not in ("q_proj", "k_proj"):
+        if self._spec.family not in INTERLEAVED or part not in ("q_proj", "k_proj"):
             return rows
         layer = self._spec.layers[int(name.split(".")[1])]
         return _half_layout(rows, layer.heads if part == "q_proj" else layer.kv_heads)

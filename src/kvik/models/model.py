@@ -77,11 +77,16 @@ class Model:
         return None if self.path is None else self.tokenizer.chat_template
 
 
-def load_model(name_or_path: str | Path, *, dense: bool = False) -> Model:
+def load_model(
+    name_or_path: str | Path, *, dense: bool = False, context: int | None = None
+) -> Model:
     """Load a built-in name, a GGUF file, a safetensors folder or a Hugging Face repo id.
 
     Its matrices stay in the types of the file, packed for the native library; without the library,
     or with ``dense``, they become float32 tensors.
+
+    ``context``: texts will have at most so many tokens. Only models with LongRoPE (Phi-3) differ by
+    it: up to the length they were first trained for, they have RoPE factors of their own.
 
     Threads are cut to the cores that affinity and cgroup quota leave: more threads than cores wait
     for each other at every operation.
@@ -92,6 +97,7 @@ def load_model(name_or_path: str | Path, *, dense: bool = False) -> Model:
 
     path = resolve(str(name_or_path))
     spec, files = load_spec(path), weight_files(path)
+    spec = spec.within(spec.context if context is None else context)
     packed = not dense and native.library() is not None
     decoder = Decoder.from_weights(spec, load_weights(path, spec, packed))
     name = spec.name if Path(name_or_path).exists() else str(name_or_path)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvik.models.attention import Attention
+from kvik.models.feed_forward import FeedForward
 from kvik.models.parts import Linear, RMSNorm, StepCache
 from kvik.ops.native_linear import LayerEnd, Norm, Packed, Projection
 
@@ -28,10 +29,10 @@ class PackedLayer:
 
     @staticmethod
     def fits(layer: Layer) -> bool:
-        """Whether it is an attention layer whose matrices are all packed."""
-        if not isinstance(layer.mixer, Attention):
-            return False
+        """Whether it is an attention layer with one feed-forward network, its matrices packed."""
         ffn, mixer = layer.ffn, layer.mixer
+        if not isinstance(mixer, Attention) or not isinstance(ffn, FeedForward):
+            return False
         maps = (mixer.q, *(mixer.kv or ()), mixer.o, ffn.gate, ffn.up, ffn.down)
         return all(isinstance(each.weight, Packed) for each in maps)
 
@@ -103,6 +104,7 @@ class PackedLayer:
         layer, ffn = self.layer, self.layer.ffn
         norm = _norm(layer.ffn_norm)
         assert norm is not None
+        assert isinstance(ffn, FeedForward)
         return LayerEnd(
             *(_packed(each) for each in (self._mixer.o, ffn.gate, ffn.up, ffn.down)),
             activation=ffn.activation,

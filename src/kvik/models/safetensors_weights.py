@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvik.errors import KvikError, ModelError
+from kvik.models.places import Place, expected_shapes, fused
 from kvik.ops.native_linear import Packed, pack
 from kvik.spec import ModelSpec
 from kvik.spec.jsonfile import read_json
@@ -27,11 +28,19 @@ LAYER = {
     **{f"{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 # The norm before the feed-forward has another name where one follows attention too.
-LLAMA = LAYER | {"ffn_norm": "post_attention_layernorm"}
-GEMMA3 = LAYER | {
+LLAMA = LAYER | {"ffn_norm": "post_attention_layernorm", "router": "mlp.gate"}
+GEMMA = LAYER | {
     "post_attn_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffn_norm": "post_feedforward_layernorm",
+}
+MIXTRAL = LLAMA | {"router": "block_sparse_moe.gate"}
+MIXTRAL_EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Families that store a norm's weight less one.
+GEMMAS = ("gemma2", "gemma3")
+PHI3_FUSED = {
+    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
 }
 # What a Gemma 3 that sees images has besides its text model, and what old files stored needlessly.
 SPARE = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
@@ -41,7 +50,7 @@ class SafetensorsWeights:
     """The tensors of one folder."""
 
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        self._folder, self._spec = folder, spec
+        self._folder, self._spec, self._wanted = folder, spec, expected_shapes(spec)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Any] = {}
         try:
@@ -70,15 +79,27 @@ class SafetensorsWeights:
         """Every tensor in the folder."""
         return self._shapes
 
-    def name_of(self, name: str) -> str:
+    def place(self, name: str) -> Place:
         """``layers.3.q_proj.weight`` is ``model.layers.3.self_attn.q_proj.weight`` here."""
         *head, part, kind = name.split(".")
-        if head:
-            names = GEMMA3 if self._spec.family == "gemma3" else LLAMA
-            return f"{self._prefix}layers.{head[1]}.{names[part]}.{kind}"
-        if part == "lm_head":
-            return self._prefix.removesuffix("model.") + name
-        return self._prefix + {"embed": "embed_tokens.weight", "norm": "norm.weight"}[part]
+        shape = self._wanted[name]
+        if not head:
+            top = {"embed": "embed_tokens.weight", "norm": "norm.weight"}
+            outer = self._prefix.removesuffix("model.") + name
+            return Place(outer if part == "lm_head" else self._prefix + top[part], shape)
+        block, family = f"{self._prefix}layers.{head[1]}", self._spec.family
+        if len(head) == 4:
+            mixtral = family == "mixtral"
+            inner = MIXTRAL_EXPERT[part] if mixtral else part
+            outer = "block_sparse_moe" if mixtral else "mlp"
+            return Place(f"{block}.{outer}.experts.{head[3]}.{inner}.{kind}", shape)
+        if family == "phi3":
+            for tensor, parts in PHI3_FUSED.items():
+                if part in parts:
+                    ours = [f"layers.{head[1]}.{each}.{kind}" for each in parts]
+                    return fused(f"{block}.{tensor}.{kind}", name, ours, self._wanted)
+        names = GEMMA if family in GEMMAS else MIXTRAL if family == "mixtral" else LLAMA
+        return Place(f"{block}.{names[part]}.{kind}", shape)
 
     def spare(self, name: str) -> bool:
         """Parts that are not of the text model, and the copy of a tied embedding."""
@@ -86,27 +107,33 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor that we call ``name``, float32."""
-        theirs = self.name_of(name)
-        values = self._files[theirs].get_tensor(theirs)
+        values = self._part(name)
         # A copy even of float32: what safetensors gives may be a view of the mapped file.
         values = torch.empty(values.shape, dtype=torch.float32).copy_(values)
-        if self._spec.family == "gemma3" and name.endswith("norm.weight"):
+        if self._spec.family in GEMMAS and name.endswith("norm.weight"):
             values += 1.0
         if not values.sum().isfinite():
+            theirs = self.place(name).tensor
             raise ModelError(f"{self._folder}: {theirs} holds NaN or infinity: fetch it again")
         return values
 
     def pack(self, name: str) -> Packed:
         """The matrix that we call ``name``, in the file's type; float64 becomes float32."""
-        theirs = self.name_of(name)
-        values = self._files[theirs].get_tensor(theirs)
+        values = self._part(name)
         if values.dtype == torch.float64:
             values = values.float()
         raw = values.contiguous().view(torch.uint8).numpy()
         try:
-            return pack(raw, PACKED_AS[values.dtype], tuple(values.shape))
+            return pack(raw, PACKED_AS[values.dtype], (values.shape[0], values.shape[1]))
         except KvikError as error:
+            theirs = self.place(name).tensor
             raise ModelError(f"{self._folder}: {theirs}: {error}: fetch it again") from error
+
+    def _part(self, name: str) -> torch.Tensor:
+        """The rows that are ``name``, as the file has them."""
+        place = self.place(name)
+        values: torch.Tensor = self._files[place.tensor].get_tensor(place.tensor)
+        return values[place.start : place.start + self._wanted[name][0]]
 
 
 def shards(folder: Path) -> Iterable[Path]:

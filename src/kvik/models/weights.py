@@ -2,7 +2,9 @@
 
 Legend of the names: ``embed.weight [V, hidden]``, ``layers.{i}.{q,k,v,o}_proj.weight [out, in]``,
 ``layers.{i}.{gate,up,down}_proj.weight``, ``layers.{i}.{attn,ffn}_norm.weight``, ``norm.weight``;
-by spec ``lm_head.weight``, ``{q,k}_norm``, ``post_{attn,ffn}_norm`` and the biases of attention.
+by spec ``lm_head.weight``, ``{q,k}_norm``, ``post_{attn,ffn}_norm`` and the biases of attention;
+in layers with experts ``layers.{i}.router.weight [experts, hidden]`` and
+``layers.{i}.experts.{e}.{gate,up,down}_proj.weight`` instead of the one network.
 A norm's weight is the factor that multiplies; Q and K rows are laid out for "half" RoPE.
 """
 
@@ -17,12 +19,13 @@ from torch import Tensor
 from kvik.errors import ModelError
 from kvik.models.gguf_weights import GgufWeights
 from kvik.models.parts import Weight
+from kvik.models.places import Place, Shape, expected_shapes
 from kvik.models.safetensors_weights import SafetensorsWeights
 from kvik.ops.native_linear import Packed
 from kvik.spec import ModelSpec
 from kvik.spec.load import is_config, locate
 
-Shape = tuple[int, ...]
+__all__ = ["Shape", "WeightFile", "expected_shapes", "load_weights"]
 
 
 class WeightFile(Protocol):
@@ -31,8 +34,8 @@ class WeightFile(Protocol):
     def shapes(self) -> dict[str, Shape]:
         """Every tensor in the file."""
 
-    def name_of(self, name: str) -> str:
-        """The file's name for one of ours."""
+    def place(self, name: str) -> Place:
+        """Where the tensor that we call ``name`` lies."""
 
     def spare(self, name: str) -> bool:
         """Whether a tensor that no name asks for may be there."""
@@ -63,42 +66,10 @@ def load_weights(path: str | Path, spec: ModelSpec, packed: bool = False) -> dic
     }
 
 
-def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """The name and shape of every weight that ``spec`` calls for."""
-    shapes: dict[str, Shape] = {
-        "embed.weight": (spec.vocab, spec.hidden),
-        "norm.weight": (spec.hidden,),
-    }
-    if not spec.tied:
-        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
-    for index, layer in enumerate(spec.layers):
-        projections = {
-            "q": (layer.heads * layer.k_dim, spec.hidden),
-            "k": (layer.kv_heads * layer.k_dim, spec.hidden),
-            "v": (layer.kv_heads * layer.v_dim, spec.hidden),
-            "o": (spec.hidden, layer.heads * layer.v_dim),
-        }
-        part: dict[str, Shape] = {
-            "attn_norm.weight": (spec.hidden,),
-            "ffn_norm.weight": (spec.hidden,),
-            "gate_proj.weight": (spec.ffn, spec.hidden),
-            "up_proj.weight": (spec.ffn, spec.hidden),
-            "down_proj.weight": (spec.hidden, spec.ffn),
-        }
-        part |= {f"{name}_proj.weight": shape for name, shape in projections.items()}
-        if spec.attention_bias:
-            part |= {f"{name}_proj.bias": shape[:1] for name, shape in projections.items()}
-        if spec.qk_norm:
-            part |= {"q_norm.weight": (layer.k_dim,), "k_norm.weight": (layer.k_dim,)}
-        if spec.post_norms:
-            part |= {f"post_{name}_norm.weight": (spec.hidden,) for name in ("attn", "ffn")}
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in part.items()}
-    return shapes
-
-
-def _check(source: str, file: WeightFile, wanted: dict[str, Shape]) -> None:
+def _check(source: str, file: WeightFile, wanted: Iterable[str]) -> None:
     present = file.shapes()
-    names = {file.name_of(name): shape for name, shape in wanted.items()}
+    places = (file.place(name) for name in wanted)
+    names = {place.tensor: place.shape for place in places}
     missing = [name for name in names if name not in present]
     extra = [name for name in present if name not in names and not file.spare(name)]
     wrong = [

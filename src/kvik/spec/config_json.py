@@ -1,18 +1,24 @@
-"""ModelSpec from a Hugging Face ``config.json`` (Llama and Gemma 3).
+"""ModelSpec from a Hugging Face ``config.json`` of a family that the decoder runs.
 
-A field that published files leave out has the default that transformers gives it.
+Gemma 2 and 3 are read here, the others in :mod:`kvik.spec.config_plain`. A field that published
+files leave out has the default that transformers gives it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvik.spec.config_plain import PLAIN, spec_from_plain
+from kvik.spec.families import FAMILIES
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.model import LayerSpec, ModelSpec
-from kvik.spec.rope import config_rope
+from kvik.spec.rope import config_rope, rope_params
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -32,39 +38,45 @@ def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
     for name in found:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    known = ", ".join(name for name in ARCHITECTURES if name.startswith(("Llama", "Gemma")))
+    known = ", ".join(name for name in ARCHITECTURES if name.endswith(("LM", "Generation")))
     raise fields.fault(f"the architecture {found[0][:80]!r} is not supported; {known} are")
 
 
-def _llama(fields: Fields, name: str) -> ModelSpec:
-    fields.refuse("mlp_bias", False)
-    fields.refuse("partial_rotary_factor", 1)
-    fields.refuse("hidden_act", "silu")
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", max(1, hidden // heads), most=MAX_HEAD_DIM)
-    context = fields.integer("max_position_embeddings", 2048)
-    params = fields.sub("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
-    layer = LayerSpec(
-        "full",
-        heads,
-        fields.integer("num_key_value_heads", heads),
-        head_dim,
-        head_dim,
-        rope=config_rope(
-            params, dim=head_dim, theta=fields.number("rope_theta", 10_000.0), context=context
-        ),
-    )
+def _gemma2(fields: Fields, name: str) -> ModelSpec:
+    family = FAMILIES["gemma2"]
+    fields = settled(fields, family)
+    fields.refuse("use_bidirectional_attention", False)
+    fields.refuse("hidden_activation", "gelu_pytorch_tanh")
+    hidden, context = fields.integer("hidden_size"), fields.integer("max_position_embeddings")
+    params = rope_params(fields)
+    for said in (fields, params):
+        said.refuse("partial_rotary_factor", 1)
+    theta = fields.number("rope_theta", 1e4)
+    layers = cache_layers(fields, family)
+    rope = config_rope(params, dim=layers[0].k_dim, theta=theta, context=context)
     return ModelSpec(
         name=name,
-        family="llama",
-        layers=(layer,) * fields.integer("num_hidden_layers", most=MAX_LAYERS),
+        family="gemma2",
+        layers=tuple(
+            replace(
+                layer,
+                rope=rope,
+                scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+                softcap=fields.optional_number("attn_logit_softcapping"),
+            )
+            for layer in layers
+        ),
         context=context,
         vocab=fields.integer("vocab_size"),
         hidden=hidden,
         ffn=fields.integer("intermediate_size"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
+        activation="gelu_tanh",
+        tied=fields.flag("tie_word_embeddings", True),
+        embed_scale=hidden**0.5,
+        post_norms=True,
+        attention_bias="qkvo" if fields.flag("attention_bias", False) else "",
+        final_softcap=fields.optional_number("final_logit_softcapping"),
     )
 
 
@@ -94,7 +106,7 @@ def _gemma3(fields: Fields, name: str, tied: bool = True) -> ModelSpec:
         embed_scale=hidden**0.5,
         qk_norm=True,
         post_norms=True,
-        attention_bias=fields.flag("attention_bias", False),
+        attention_bias="qkvo" if fields.flag("attention_bias", False) else "",
         final_softcap=fields.optional_number("final_logit_softcapping"),
     )
 
@@ -113,7 +125,8 @@ def _gemma3_kinds(fields: Fields) -> list[str]:
 def _gemma3_layer(fields: Fields, kind: str) -> LayerSpec:
     heads = fields.integer("num_attention_heads", 8)
     head_dim = fields.integer("head_dim", 256, most=MAX_HEAD_DIM)
-    sliding = kind == SLIDING
+    sliding, params = kind == SLIDING, _gemma3_rope_params(fields, kind)
+    params.refuse("partial_rotary_factor", 1)
     theta_field, theta = ("rope_local_base_freq", 1e4) if sliding else ("rope_theta", 1e6)
     return LayerSpec(
         "sliding" if sliding else "full",
@@ -123,7 +136,7 @@ def _gemma3_layer(fields: Fields, kind: str) -> LayerSpec:
         head_dim,
         window=fields.integer("sliding_window", 4096) if sliding else None,
         rope=config_rope(
-            _gemma3_rope_params(fields, kind),
+            params,
             dim=head_dim,
             theta=fields.number(theta_field, theta),
             context=fields.integer("max_position_embeddings", 131_072),
@@ -147,10 +160,19 @@ def _gemma3_rope_params(fields: Fields, kind: str) -> Fields:
 
 # Class names as `architectures` has them, then the `model_type` of files without that field.
 ARCHITECTURES: dict[str, Callable[[Fields, str], ModelSpec]] = {
-    "LlamaForCausalLM": _llama,
+    "LlamaForCausalLM": partial(spec_from_plain, "llama"),
+    "MistralForCausalLM": partial(spec_from_plain, "mistral"),
+    "MixtralForCausalLM": partial(spec_from_plain, "mixtral"),
+    "Qwen2ForCausalLM": partial(spec_from_plain, "qwen2"),
+    "Qwen3ForCausalLM": partial(spec_from_plain, "qwen3"),
+    "Qwen3MoeForCausalLM": partial(spec_from_plain, "qwen3_moe"),
+    "Phi3ForCausalLM": partial(spec_from_plain, "phi3"),
+    "SmolLM3ForCausalLM": partial(spec_from_plain, "smollm3"),
+    "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _gemma3_nested,
-    "llama": _llama,
+    **{kind: partial(spec_from_plain, kind) for kind in PLAIN},
+    "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gemma3": _gemma3_nested,
 }

@@ -45,6 +45,15 @@ class Family:
 # llama.cpp reads no window for the architectures that these families are converted to (its llama,
 # mistral3, starcoder2, qwen2, qwen3, phimoe, deci), and turns that of phi3 off.
 _LLAMA_CPP = ("llamacpp",)
+_GEMMA2 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+_GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -67,7 +76,8 @@ _NAMES: dict[str, Family] = {
     "baichuan glm glm4 glm4v_text glm4_moe glm4v_moe_text minicpm exaone seed_oss arcee apertus "
     "bitnet dots1 minimax_m2 jais2 helium solar_open xverse orion qwen": Family(),
     "mllama_text_model": Family(kinds.mllama),
-    "gemma cohere ernie4_5 ernie4_5_moe smollm3 palm hunyuan_v1_dense": Family(tied=True),
+    "gemma cohere ernie4_5 ernie4_5_moe palm hunyuan_v1_dense": Family(tied=True),
+    "smollm3": Family(kinds.smollm3, tied=True),
     "gpt2 opt bloom biogpt": Family(layer=heads.opt, tied=True),
     "falcon RefinedWeb RefinedWebModel gpt_bigcode": Family(layer=heads.falcon, tied=True),
     "chatglm": Family(layer=heads.chatglm),
@@ -85,7 +95,7 @@ _NAMES: dict[str, Family] = {
     "qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text qwen3_omni_moe_text mimo": Family(
         kinds.qwen, unwindowed=_LLAMA_CPP
     ),
-    "gemma2": Family(kinds.every(2), tied=True),
+    "gemma2": Family(kinds.every(2), tied=True, defaults=_GEMMA2, absent=_GEMMA2_CAPS),
     "gpt_oss": Family(kinds.every(2)),
     "gemma3 gemma3_text": Family(kinds.every(6), tied=True, defaults=_GEMMA3),
     "gemma3n gemma3n_text": Family(

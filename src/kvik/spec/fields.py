@@ -79,6 +79,16 @@ class Fields:
             raise self.wrong(name, f"a list of whole numbers from {least} to {most}")
         return found
 
+    def positive(self, name: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        values = self._value(name, None)
+        if not isinstance(values, list) or any(
+            type(value) not in (int, float) or not MIN_NUMBER <= value <= MAX_NUMBER
+            for value in values
+        ):
+            raise self.wrong(name, f"a list of numbers from {MIN_NUMBER} to {MAX_NUMBER}")
+        return tuple(map(float, values))
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number of a size that a model can have."""
         value = self._value(name, default)

@@ -12,11 +12,11 @@ class Arch:
 
     With a window, the last layer of every ``period`` sees everything (with ``dense_first`` the
     first); 0 means that no rule is known and the file must have the pattern, or no window.
-    ``window`` is the window of files that never say it. ``ignores_window``: llama.cpp turns the
-    window off; ``unread_window``: it does not read it, while kvik's own decoder applies it to
-    every layer. ``recurrent`` tells what a layer without
-    KV heads is: a recurrence, or ``nothing`` (a block without attention). ``parallel`` layers
-    have both. ``interval`` is the default distance of attention layers among recurrent ones.
+    ``window`` is the window of files that never say it. ``unread_window``: llama.cpp does not
+    read it or turns it off, while kvik's own decoder applies it to every layer. ``recurrent``
+    tells what a layer without KV heads is: a recurrence, or ``nothing`` (a block without
+    attention). ``parallel`` layers have both. ``interval`` is the default distance of attention
+    layers among recurrent ones.
     ``unshared`` is how many layers keep their own cache where the file does not say.
     """
 
@@ -24,7 +24,6 @@ class Arch:
     dense_first: bool = False
     window: int | None = None
     chunked: bool = False
-    ignores_window: bool = False
     unread_window: bool = False
     recurrent: Literal["", "mamba", "conv", "kda", "nothing"] = ""
     parallel: bool = False
@@ -43,9 +42,10 @@ _NAMES: dict[str, Arch] = {
     "deepseek32 chatglm glm4 glm4moe glm-dsa bitnet jais jais2 nemotron exaone granite granitemoe "
     "bailingmoe bailingmoe2 dots1 arcee ernie4_5 ernie4_5-moe hunyuan-moe hunyuan-dense smollm3 "
     "seed_oss apertus minimax-m2 mistral3 mistral4 openelm arctic": Arch(),
-    "phi3": Arch(ignores_window=True),
+    "phi3": Arch(unread_window=True),
     "deci": Arch(recurrent="nothing"),
-    "gemma2 gpt-oss": Arch(period=2),
+    "gemma2": Arch(period=2, window=4096),
+    "gpt-oss": Arch(period=2),
     "gemma3 gemma-embedding": Arch(period=6),
     "gemma3n": Arch(period=5, unshared=20),
     "gemma4": Arch(),

@@ -68,8 +68,10 @@ def _layers(fields: Fields, header: Header, arch: Arch) -> tuple[LayerSpec, ...]
 def _slides(fields: Fields, arch: Arch, trunk: int, count: int) -> list[bool]:
     """Which layers have a window (or chunks)."""
     window, name = fields.get("attention.sliding_window"), "attention.sliding_window_pattern"
-    if arch.ignores_window or (not window and arch.window is None) or window == 0:
+    if (not window and arch.window is None) or window == 0:
         return [False] * trunk
+    if arch.unread_window and type(window) is int and window >= fields.integer("context_length"):
+        return [False] * trunk  # it drops nothing
     if isinstance(fields.get(name), array):
         return [bool(value) for value in fields.sequence(name, count)][:trunk]
     if name not in fields and not arch.period:

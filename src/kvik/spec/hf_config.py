@@ -50,12 +50,8 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
     levels, kind = _language_model(Fields(values, source))
     fields = levels[-1]
     family = _family(fields, kind)
-    fields = fields.renamed(family.names)
-    for key, value in family.defaults.items():
-        fields = fields.with_default(key, value)
-    for key, value in family.absent.items():
-        fields = fields.unless_null(key, value)
-    layers = _layers(fields, family)
+    fields = settled(fields, family)
+    layers = cache_layers(fields, family)
     spec = ModelSpec(
         name=name,
         family=kind,
@@ -73,6 +69,16 @@ def plan_from_config(values: Mapping[str, Any], source: str, name: str) -> Model
         # A field that only the count needs does not stand in the way of the cache.
         return replace(spec, params=count_params(fields, spec))
     return spec
+
+
+def settled(fields: Fields, family: Family) -> Fields:
+    """The fields under their usual names, with what the family takes absent ones for."""
+    fields = fields.renamed(family.names)
+    for key, value in family.defaults.items():
+        fields = fields.with_default(key, value)
+    for key, value in family.absent.items():
+        fields = fields.unless_null(key, value)
+    return fields
 
 
 def _widest(fields: Fields) -> int:
@@ -107,7 +113,8 @@ def _family(fields: Fields, kind: str) -> Family:
     return FAMILIES[kind]
 
 
-def _layers(fields: Fields, family: Family) -> tuple[LayerSpec, ...]:
+def cache_layers(fields: Fields, family: Family) -> tuple[LayerSpec, ...]:
+    """What each layer stores."""
     count = layer_count(fields)
     kinds = family.kinds(fields, count)
     layers = tuple(_layer(fields, family, kind, index) for index, kind in enumerate(kinds))

@@ -93,6 +93,27 @@ def qwen(fields: Fields, count: int) -> list[Kind]:
     return _harmless(fields, ["sliding" if i >= first else "full" for i in range(count)])
 
 
+def smollm3(fields: Fields, count: int) -> list[Kind]:
+    """With ``use_sliding_window``, a window on the layers without rotary embeddings."""
+    kinds = listed(fields, count)
+    if kinds is not None:
+        return kinds
+    if not fields.flag("use_sliding_window", False) or "sliding_window" not in fields:
+        return ["full"] * count
+    return ["full" if turns else "sliding" for turns in rotary(fields, count)]
+
+
+def rotary(fields: Fields, count: int) -> list[bool]:
+    """SmolLM3: which layers have rotary embeddings; every fourth has none unless listed."""
+    if "no_rope_layers" in fields:
+        flags = fields.numbers("no_rope_layers", 0, 1)
+        if len(flags) < count:
+            raise fields.wrong("no_rope_layers", "a list with an entry for each layer")
+        return [bool(flag) for flag in flags[:count]]
+    step = fields.integer("no_rope_layer_interval", 4)
+    return [(index + 1) % step != 0 for index in range(count)]
+
+
 def every(period: int, name: str = "sliding_window_pattern", kind: Kind = "sliding") -> Kinds:
     """Of ``period`` layers the last sees everything; ``name`` may hold another period."""
 

@@ -79,8 +79,6 @@ def _planned(path: Path) -> ModelSpec:
     try:
         planned = plan_from_file(found) if is_config(found) else plan_from_gguf(found)
     except (KvikError, ValueError, OSError) as error:
-        if spec is not None:
-            return spec
         raise SpecError(
             str(error) if isinstance(error, KvikError) else f"{path}: {error}"
         ) from error

@@ -7,7 +7,7 @@ Nothing here imports torch: the planner answers from these classes alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,10 @@ class Rope:
     Rotates channels ``offset .. offset+dim`` of a head; the rest pass through. ``half`` pairs
     channel i with i + dim/2 (Llama, Qwen, Gemma), ``interleaved`` pairs 2i with 2i + 1.
     ``factors`` divide the frequency of each pair (Llama-3 and LongRoPE scaling), ``linear``
-    divides the position, ``attention_factor`` multiplies cos and sin (YaRN).
+    divides the position, ``attention_factor`` multiplies cos and sin (YaRN, LongRoPE).
+    LongRoPE (arXiv 2402.13753) has ``short`` factors too, for texts of at most ``short_context``
+    tokens; which of both hold is settled when a model is loaded (``ModelSpec.within``), as a key
+    that is stored must not depend on what follows it.
     """
 
     dim: int
@@ -34,12 +37,22 @@ class Rope:
     linear: float = 1.0
     factors: tuple[float, ...] = ()
     attention_factor: float = 1.0
+    short: tuple[float, ...] = ()
+    short_context: int = 0
 
     def __post_init__(self) -> None:
         if self.dim <= 0 or self.dim % 2:
             raise ValueError(f"a rotary dimension must be even and positive, not {self.dim}")
-        if self.factors and len(self.factors) != self.dim // 2:
-            raise ValueError(f"{len(self.factors)} rope factors for {self.dim // 2} pairs")
+        for factors in (self.factors, self.short):
+            if factors and len(factors) != self.dim // 2:
+                raise ValueError(f"{len(factors)} rope factors for {self.dim // 2} pairs")
+
+    def within(self, tokens: int) -> Rope:
+        """The embedding for texts of at most ``tokens`` tokens, settled."""
+        if not self.short:
+            return self
+        factors = self.short if tokens <= self.short_context else self.factors
+        return replace(self, factors=factors, short=(), short_context=0)
 
     def frequencies(self) -> list[float]:
         """Radians per position of each channel pair, in float64."""
@@ -173,12 +186,34 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Feed-forward networks of which each token uses a few (arXiv 2401.04088).
+
+    A router gives every one of ``count`` experts of width ``ffn`` a probability; the ``used`` most
+    probable are added, weighted by it, or by its share of their sum where ``normed``. The layers
+    in ``dense`` have one network of the model's own ``ffn`` instead.
+    """
+
+    count: int
+    used: int
+    ffn: int
+    normed: bool = True
+    dense: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.used <= self.count:
+            raise ValueError(f"{self.used} experts a token of {self.count}")
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One decoder model: its caching layers and what the decoder needs to run it.
 
     ``context`` is the trained context length in tokens. ``embed_scale`` multiplies the
     embeddings; ``qk_norm`` puts an RMS norm on q and k before RoPE; ``post_norms`` puts one
-    after attention and feed-forward (Gemma).
+    after attention and feed-forward (Gemma). ``attention_bias`` holds the letters of the
+    projections that add a bias, of q, k, v and o. ``experts`` is None where all layers have one
+    dense feed-forward network.
 
     ``unrunnable`` is empty, or says why kvik's own decoder cannot run this model; then what only
     the decoder needs (``rope``, ``norm_eps``, ``activation``, ...) holds defaults, and the rest
@@ -202,13 +237,31 @@ class ModelSpec:
     embed_scale: float = 1.0
     qk_norm: bool = False
     post_norms: bool = False
-    attention_bias: bool = False
+    attention_bias: str = ""
     final_softcap: float | None = None
+    experts: Experts | None = None
     params: Params | None = None
     unrunnable: str = ""
     source: str = ""
     unwindowed: tuple[str, ...] = ()
     stored: Stored = field(default_factory=Stored)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward network of that layer is a mixture."""
+        return self.experts is not None and layer not in self.experts.dense
+
+    def within(self, tokens: int) -> ModelSpec:
+        """This model for texts of at most ``tokens`` tokens.
+
+        The same but for LongRoPE: short factors hold up to the length they were made for, and the
+        model's context ends there; the long ones beyond.
+        """
+        lengths = {y.rope.short_context for y in self.layers if y.rope and y.rope.short}
+        if not lengths:
+            return self
+        layers = tuple(replace(y, rope=y.rope and y.rope.within(tokens)) for y in self.layers)
+        short = tokens <= max(lengths)
+        return replace(self, layers=layers, context=max(lengths) if short else self.context)
 
     @classmethod
     def load(cls, path: str | Path) -> ModelSpec:

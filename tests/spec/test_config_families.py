@@ -1,0 +1,126 @@
+"""Configurations of families beside Llama and Gemma 3: as transformers reads them, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from kvik.errors import SpecError
+from kvik.spec import Experts, ModelSpec, load_spec
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+LONG = {"rope_type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
+
+
+def read(tmp_path: Path, kind: str, **changes: Any) -> ModelSpec:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind} | SIZES | changes))
+    return load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "SmolLM3", "Gemma2"]
+)
+def test_what_transformers_writes_by_default_is_read(tmp_path: Path, name: str) -> None:
+    config = getattr(transformers, f"{name}Config")()
+    if name == "Qwen3Moe":
+        config.head_dim = 128
+    config.architectures = [f"{name}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    spec = load_spec(tmp_path)
+    assert (spec.hidden, spec.vocab, len(spec.layers), spec.context, spec.norm_eps) == (
+        *(config.hidden_size, config.vocab_size, config.num_hidden_layers),
+        *(config.max_position_embeddings, config.rms_norm_eps),
+    )
+    assert spec.tied == config.tie_word_embeddings
+    turning = [layer.rope for layer in spec.layers if layer.rope]
+    assert {rope.theta for rope in turning} == {config.rope_parameters["rope_theta"]}
+    # The planner reads the same layers, and says which engines apply no window.
+    planned = ModelSpec.load(tmp_path)
+    assert planned.layers == spec.layers
+    assert not planned.unrunnable
+    assert planned.params is not None
+
+
+def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path: Path) -> None:
+    assert {y.window for y in read(tmp_path, "mistral", max_position_embeddings=8192).layers} == {
+        4096
+    }
+    assert {y.kind for y in read(tmp_path, "mistral", sliding_window=None).layers} == {"full"}
+    gemma = read(tmp_path, "gemma2")
+    assert {y.softcap for y in gemma.layers} == {50.0}
+    assert gemma.final_softcap == 30.0
+    none = read(tmp_path, "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert {y.softcap for y in none.layers} == {None}
+    assert none.final_softcap is None
+    assert [y.kind for y in gemma.layers] == ["sliding", "full"] * 2
+    assert [y.rope is None for y in read(tmp_path, "smollm3").layers] == [False] * 3 + [True]
+    assert read(tmp_path, "smollm3").layers[0].rope.theta == 2e6
+    assert read(tmp_path, "qwen2").attention_bias == "qkv"
+    assert read(tmp_path, "mixtral").experts == Experts(8, 2, 128)
+    sparse = read(tmp_path, "qwen3_moe", head_dim=16)
+    assert sparse.experts == Experts(128, 8, 768, normed=False)
+    steps = read(tmp_path, "qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3])
+    assert [steps.has_experts(i) for i in range(4)] == [False, True, False, False]
+
+
+def test_longrope_keeps_both_sets_until_it_is_settled(tmp_path: Path) -> None:
+    spec = read(tmp_path, "phi3", rope_scaling=LONG, original_max_position_embeddings=64)
+    rope = spec.layers[0].rope
+    assert (rope.factors, rope.short, rope.short_context) == ((2.0,) * 8, (1.0,) * 8, 64)
+    assert rope.attention_factor == pytest.approx((1 + 0.5) ** 0.5)  # ln 8 / ln 64
+    short, long = spec.within(64), spec.within(65)
+    assert (short.context, short.layers[0].rope.factors) == (64, (1.0,) * 8)
+    assert (long.context, long.layers[0].rope.factors) == (512, (2.0,) * 8)
+    assert long.layers[0].rope.frequencies() == rope.frequencies()
+    # As published before transformers had a name for it; a context that was never extended.
+    old = LONG | {"type": "su", "rope_type": None}
+    assert read(tmp_path, "phi3", rope_scaling=old).layers[0].rope.factors == (1.0,) * 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("mistral", {"hidden_act": "gelu"}, "hidden_act must be 'silu' or absent"),
+        ("mistral", {"attention_bias": True}, "attention_bias must be False"),
+        ("mistral", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type must be"),
+        ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("qwen2", {"attention_bias": False}, "attention_bias must be True"),
+        ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type must"),
+        ("qwen3", {}, "head_dim is missing"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation must be"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types lists 1, not 4"),
+        ("gemma2", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share"),
+        ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "long_factor is missing"),
+        ("phi3", {"rope_scaling": LONG | {"long_factor": [0.0] * 8}}, "long_factor must be a list"),
+        ("phi3", {"rope_scaling": LONG | {"short_factor": [1.0]}}, "1 rope factors for 8 pairs"),
+        ("phi3", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.type must be"),
+        ("smollm3", {"mlp_bias": True}, "mlp_bias must be False"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must be a list with an entry"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be .* to 8"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts must be"),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window|max_"),
+        ("qwen3_moe", {"mlp_only_layers": [4]}, "mlp_only_layers must be a list"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
+        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
+        ("qwen2_moe", {}, "'qwen2_moe' is not supported; .*MixtralForCausalLM"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused_by_name(
+    tmp_path: Path, kind: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(tmp_path, kind, **changes)
