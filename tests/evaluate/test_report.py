@@ -185,7 +185,7 @@ def test_pictures_are_of_the_figures() -> None:
     assert "Found 2 of the 2" in charts["needles-0-fp32"].caption
     assert "Found 1 of the 2" in charts["needles-1-int8"].caption
     for name, words in (
-        ("memory", ["fp32", "int8", "weights", "KV outgrows the weights", "64 MiB"]),
+        ("memory", ["fp32", "int8", "weights", "outgrows weights", "64 MiB"]),
         ("quality", ["fp32", "int8", "≤1e-6"]),
         ("needles-1-int8", ["✓ -0.1", "✗ -3.0", "2,048", "10%", "90%"]),
         ("kept-0-int8", ["position", "layer"]),

@@ -92,7 +92,7 @@ def _memory(comparison: Mapping[str, Any], fine: Sequence[tuple[int, Result]]) -
         Axis("KV bytes", "log2", size),
         levels=levels,
         spots=spots,
-        spots_label="KV outgrows the weights",
+        spots_label="outgrows weights",
         markers=False,
     )
     return Chart(picture, caption)

@@ -91,7 +91,7 @@ def _origin(comparison: Mapping[str, Any]) -> dict[str, str]:
         "weights SHA-256": comparison["model_sha256"],
         "text": comparison["text"]["name"],
         "text SHA-256": comparison["text"]["sha256"],
-        "scored tokens": f"{quality['scored']:,} at {quality['offsets']} places of the text",
+        "scored tokens": f"{quality['scored']:,}; windows of the text: {quality['offsets']}",
         "decode steps": f"at most {speed['steps']} timed at the whole context",
         "needle prompts": f"{len(needle['cells'])}, in {needle['noise']}"
         if needle["cells"]

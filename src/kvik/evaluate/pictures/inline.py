@@ -25,6 +25,9 @@ def inline(svg: str, name: str, title: str, description: str) -> str:
                 parent.remove(child)
     for element in root.iter():
         element.tag = _plain(element.tag)
+        element.tail = None
+        if not (element.text or "").strip():
+            element.text = None
         element.attrib = {
             k: v for key, value in element.attrib.items() for k, v in _own(name, key, value)
         }

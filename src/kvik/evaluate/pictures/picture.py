@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # At this width in CSS pixels a point of text is a pixel: readable on a phone without zooming.
-WIDTH = 380
+WIDTH = 360
 HEIGHT = 280
 PIXELS = 144  # a PNG file has twice as many pixels
 

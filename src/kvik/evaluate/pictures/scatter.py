@@ -72,14 +72,14 @@ def draw_scatter(
 
 # Where a label may stand: offset in points from the marker, horizontal and vertical alignment.
 _PLACES = (
+    (5, 4, "left", "bottom"),  # the front runs to the right and down
+    (-5, -4, "right", "top"),
+    (-5, 4, "right", "bottom"),
+    (5, -4, "left", "top"),
     (8, 0, "left", "center"),
     (-8, 0, "right", "center"),
     (0, 8, "center", "bottom"),
     (0, -8, "center", "top"),
-    (7, 7, "left", "bottom"),
-    (-7, 7, "right", "bottom"),
-    (7, -7, "left", "top"),
-    (-7, -7, "right", "top"),
     (7, 18, "left", "bottom"),
     (7, -18, "left", "top"),
     (-7, 18, "right", "bottom"),
