@@ -48,5 +48,6 @@ def test_a_second_run_tells_what_changed(kvik: Call, tiny_base_model: Path, tmp_
     assert "of different machines (threads)" in done.err
     change = json.loads((new / "compare.json").read_text())["results"][0]["change"]
     assert change["kl_mean"] == pytest.approx(-0.5)
-    assert change["measured_bytes"] == 0
+    assert change["measured_bytes"] == change["top1"] == 0
+    assert abs(change["ppl"]) < 1e-6 * facts["results"][0]["ppl"]
     assert "<small>−0.50</small>" in (new / "report.html").read_text()
