@@ -16,6 +16,7 @@ import pytest
 from kvik.engine.session import Session
 from kvik.errors import KvikError
 from kvik.evaluate import growth, quality
+from kvik.evaluate.charts import draw
 from kvik.evaluate.compare import (
     DETAILS,
     FIGURES,
@@ -121,15 +122,20 @@ def test_layers_and_tables_are_all_that_is_held(measured: dict[str, Any]) -> Non
 
 
 def test_reference_runs_first_and_is_left_out_unless_asked_for(tiny_base_model: Path) -> None:
-    prepared = prepare(str(tiny_base_model), ["fp16"], context=64, offsets=2)
+    prepared = prepare(str(tiny_base_model), ["fp16", "none"], context=64, offsets=2)
     assert len(prepared.windows) == 2
     assert any("beyond the 256" in warning for warning in prepared.warnings)
     assert any("too short for the needle test" in warning for warning in prepared.warnings)
     heard = Heard()
     found = run(prepared, heard, launch=here, threads=1)
-    assert heard.recipes == ["fp32", "fp16"]
-    assert [r["recipe"] for r in found["results"]] == ["fp16"]
+    assert heard.recipes == ["fp32", "fp16", "none"]
+    assert [r["recipe"] for r in found["results"]] == ["fp16", "none"]
     assert found["results"][0]["needle_total"] == 0
+    # A cache of nothing, and no needle: pictures all the same.
+    assert [chart.picture.name for chart in draw(found)] == ["memory", "quality", "speed", "layers"]
+    nothing = found["results"][1]
+    assert nothing["measured_bytes"] == sum(nothing["layer_bytes"]) == 0
+    assert (nothing["kept"], nothing["outgrows_weights_at"]) == ([], None)
 
 
 def test_a_failing_recipe_is_reported_and_the_others_go_on(tiny_base_model: Path) -> None:
@@ -146,13 +152,14 @@ def test_a_failing_recipe_is_reported_and_the_others_go_on(tiny_base_model: Path
     assert math.isfinite(fine["kl_mean"])
 
 
-def test_a_needle_is_as_likely_as_the_model_says(tiny_model: Path) -> None:
+@pytest.mark.parametrize("recipe", ["fp32", "none", "fp32+sinks:4+window:60"])
+def test_a_needle_is_as_likely_as_the_model_says(tiny_model: Path, recipe: str) -> None:
     model = load_model(tiny_model)
     tokenizer, chat = model.tokenizer, chat_prompt(model.tokenizer)
     needle = make_needles(tokenizer, library_text(), 300, chat=chat)[0]
-    session = Session(model, "fp32", max_tokens=room(needle))
+    session = Session(model, recipe, max_tokens=room(needle))
     asked = ask(session, tokenizer, needle)
-    logits = Session(model, "fp32", max_tokens=400).feed(needle.ids + needle.answer, logits="all")
+    logits = Session(model, recipe, max_tokens=400).feed(needle.ids + needle.answer, logits="all")
     rows = logits.double().log_softmax(-1)[len(needle.ids) - 1 : -1]
     likely = sum(float(row[token]) for row, token in zip(rows, needle.answer, strict=True))
     assert asked.logprob == pytest.approx(likely, abs=1e-3)
@@ -226,3 +233,21 @@ def test_the_command_leaves_both_files(tiny_base_model: Path, tmp_path: Path) ->
     names = sorted(["compare.json", "report.html", *tables, *drawn])
     assert sorted(p.name for p in out.iterdir()) == names
     assert "<code>int8</code>" in (out / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_figures_are_not_lost_when_they_cannot_be_written(
+    tiny_base_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "compare.json").mkdir()
+    options = ["--kv", "fp32", "--context", "32", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvik", "compare", str(tiny_base_model), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "fp32" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("kvik: cannot write")
+    assert [p.name for p in tmp_path.iterdir()] == ["compare.json"]

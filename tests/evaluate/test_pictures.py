@@ -147,6 +147,11 @@ def test_text_from_outside_is_shown_and_not_run() -> None:
         assert picture.png().startswith(b"\x89PNG")
 
 
+def test_no_series_is_missing_from_the_legend() -> None:
+    texts = {e.text for e in ElementTree.fromstring(lines(label="_mine").svg()).iter("text")}
+    assert texts >= {" _mine", "b", "weights", "crossover"}
+
+
 def test_a_label_is_shortened_in_its_middle() -> None:
     assert short("0123456789", 10) == "0123456789"
     assert short("0123456789", 6) == "012…89"

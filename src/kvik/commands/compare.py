@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -48,19 +49,26 @@ def compare_recipes(
         comparison = run(prepared, bars)
     for warning in comparison.get("baseline", {}).get("warnings", []):
         click.echo(f"kvik: warning: {warning}", err=True)
-    document = to_json(comparison)
-    files: dict[Path, str] = {}
-    notes = []
-    if folder is not None:
-        # First what the run was for, and from which everything else can be drawn again.
-        write_atomic(folder / "compare.json", document)
-        charts = draw(comparison)
-        names = {"report.html": render(comparison, charts), "compare.json": document}
-        files = {folder / name: text for name, text in (names | sheets(comparison)).items()}
-        drawn = [chart.picture.write_png(folder) for chart in charts]
-        notes = [f"{len(drawn)} pictures as PNG files in {folder}"] if drawn else []
-    present(document, files, lambda: make_table(comparison), as_json=as_json, notes=notes)
+    # Before any file: what took minutes to measure is not lost to a full disk.
+    present(to_json(comparison), {}, lambda: make_table(comparison), as_json=as_json)
+    for left in () if folder is None else _leave(comparison, folder):
+        if not as_json:
+            click.echo(left)
     failed = [r for r in comparison["results"] if "error" in r]
     for result in failed:
         click.echo(f"kvik: {result['recipe']} failed: {result['error']}", err=True)
     return 1 if failed else 0
+
+
+def _leave(comparison: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Writes every file, each whole, the data first; yields what was written."""
+    write_atomic(folder / "compare.json", to_json(comparison))
+    charts = draw(comparison)
+    texts = {"report.html": render(comparison, charts), **sheets(comparison)}
+    yield str(folder / "compare.json")
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+        yield str(folder / name)
+    drawn = [chart.picture.write_png(folder) for chart in charts]
+    if drawn:
+        yield f"{folder / '*.png'}: {len(drawn)} pictures"

@@ -8,7 +8,7 @@ from kvik.evaluate.pictures.axis import Axis, set_axes
 from kvik.evaluate.pictures.lines import add_legend, legend_rows
 from kvik.evaluate.pictures.palette import CARD, INK, SERIES
 from kvik.evaluate.pictures.picture import Picture, canvas
-from kvik.evaluate.pictures.words import short
+from kvik.evaluate.pictures.words import legend, short
 
 # The parts of a bar differ in these too.
 _HATCHES = ("", "////", "....", "xx", "\\\\\\\\", "++", "oo", "--")
@@ -42,7 +42,7 @@ def draw_bars(
                 hatch=_HATCHES[index % len(_HATCHES)],
                 edgecolor=CARD.light,
                 linewidth=0.5,
-                label=short(part),
+                label=legend(part),
             )
             ends = [end + length for end, length in zip(ends, lengths, strict=True)]
         written = [x.write(end) for end in ends] if texts is None else texts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from kvik.evaluate.pictures.axis import Axis, set_axes
 from kvik.evaluate.pictures.palette import INK, SOFT, style
 from kvik.evaluate.pictures.picture import HEIGHT, WIDTH, Picture, canvas
-from kvik.evaluate.pictures.words import short
+from kvik.evaluate.pictures.words import legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,14 +74,16 @@ def draw_lines(
             at = [x.place(v) for v in one.xs]
             to = [y.place(v) for v in one.ys]
             how = "steps-mid" if shape == "step" else "default"
-            axes.plot(at, to, label=short(one.label), drawstyle=how, **look)
+            axes.plot(at, to, label=legend(one.label), drawstyle=how, **look)
             xs, ys = xs + at, ys + to
             if one.low is not None and one.high is not None:
                 lows, highs = [y.place(v) for v in one.low], [y.place(v) for v in one.high]
                 axes.vlines(at, lows, highs, colors=look["color"], linewidth=1)
                 ys = ys + lows + highs
         for level in levels:
-            axes.axhline(level.y, color=INK.light, lw=1.4, ls=(0, (6, 2)), label=short(level.label))
+            axes.axhline(
+                level.y, color=INK.light, lw=1.4, ls=(0, (6, 2)), label=legend(level.label)
+            )
         if spots:
             axes.plot(
                 [s.x for s in spots],
@@ -91,7 +93,7 @@ def draw_lines(
                 markersize=12,
                 fillstyle="none",
                 color=INK.light,
-                label=short(spots_label),
+                label=legend(spots_label),
             )
         set_axes(axes, x, y, (xs, ys))
         add_legend(figure, axes)

@@ -19,6 +19,12 @@ def short(text: str, most: int = 32) -> str:
     return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
 
 
+def legend(text: str) -> str:
+    """The same for a legend, from which matplotlib leaves out what begins with an underscore."""
+    text = short(text)
+    return f" {text}" if text.startswith("_") else text
+
+
 def wrapped(text: str, width: int, lines: int = 3) -> str:
     """The same in at most ``lines`` lines of ``width`` characters."""
     return textwrap.fill(clean(text), width, max_lines=lines, placeholder=" …")
