@@ -12,7 +12,7 @@ import pytest
 from kvik.evaluate.compare import prepare, run
 from kvik.evaluate.worker import Task, work
 
-RECIPES = ("fp32", "int8", "window:64", "sinks:4+window:28", "fp16+sinks:4+window:28")
+RECIPES = ("fp32", "int8", "window:64", "sinks:4+window:28")
 
 
 class Heard:

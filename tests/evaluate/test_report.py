@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvik.evaluate.baseline import Baseline
-from kvik.evaluate.charts import draw, rows_of
+from kvik.evaluate.charts import Charts, draw, rows_of
 from kvik.evaluate.figures import COLUMNS, kl_text
 from kvik.evaluate.report import render
 from kvik.evaluate.sheets import sheets
@@ -91,6 +91,16 @@ def with_baseline() -> dict[str, Any]:
     return facts
 
 
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return render(comparison())
+
+
+@pytest.fixture(scope="module")
+def compared() -> str:
+    return render(with_baseline())
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -112,9 +122,9 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("facts", [comparison(), with_baseline()])
-def test_page_is_well_formed_and_self_contained(facts: dict[str, Any]) -> None:
-    page = render(facts)
+@pytest.mark.parametrize("which", ["plain", "compared"])
+def test_page_is_well_formed_and_self_contained(which: str, request: pytest.FixtureRequest) -> None:
+    page = request.getfixturevalue(which)
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
@@ -129,8 +139,8 @@ def test_page_is_well_formed_and_self_contained(facts: dict[str, Any]) -> None:
     assert "default-src 'none'" in page
 
 
-def test_texts_from_outside_are_escaped() -> None:
-    page = render(comparison())
+def test_texts_from_outside_are_escaped(plain: str, compared: str) -> None:
+    page = plain
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "int4&lt;x&gt;" in page
@@ -138,14 +148,13 @@ def test_texts_from_outside_are_escaped() -> None:
     assert "A &lt;b&gt;CPU&lt;/b&gt;" in page
     assert "&lt;i&gt;book&lt;/i&gt;.txt" in page
     assert "&lt;|user|&gt;{noise}" in page
-    page = render(with_baseline())
+    page = compared
     assert "&lt;u&gt;old&lt;/u&gt;.json" in page
     assert "An &lt;i&gt;older&lt;/i&gt; one" in page
 
 
-def test_every_figure_is_on_the_page() -> None:
-    facts = comparison()
-    page = render(facts)
+def test_every_figure_is_on_the_page(plain: str) -> None:
+    facts, page = comparison(), plain
     for figures in facts["results"][:2]:
         for column in COLUMNS:
             assert f"<td>{column.write(figures)}</td>" in page
@@ -157,7 +166,7 @@ def test_every_figure_is_on_the_page() -> None:
 def test_a_difference_between_plan_and_measurement_is_shown() -> None:
     facts = comparison()
     facts["results"][0]["planned_bytes"] += 2**20
-    assert "90.0 MiB (planned 91.0 MiB)" in render(facts)
+    assert "90.0 MiB (planned 91.0 MiB)" in render(facts, Charts([], [], []))
 
 
 @pytest.mark.parametrize(
@@ -225,19 +234,18 @@ def test_rows_of_heads_stand_in_order() -> None:
     ]
 
 
-def test_changes_stand_beside_their_figures() -> None:
-    facts = with_baseline()
+def test_changes_stand_beside_their_figures(plain: str, compared: str) -> None:
+    facts, page = with_baseline(), compared
     fp32, int8, failed = facts["results"]
     assert set(fp32["change"].values()) == {0}
     assert int8["change"]["kl_mean"] == pytest.approx(1e-5)
     assert set(failed["change"].values()) == {None}
-    page = render(facts)
     assert "<small>+1.0e-05</small>" in page
     assert "<small>−50%</small>" in page
     assert page.count("<small>=</small>") == 2 * len(COLUMNS) - 2
     assert "Measured there and not here: fp16." in page
     assert "of different machines (cpu)" in page
-    assert "<small>" not in render(comparison())
+    assert "<small>" not in plain
 
 
 def test_sheets_hold_every_figure() -> None:
