@@ -1,17 +1,21 @@
-"""``kvik compare``: measure recipes, print the table, leave compare.json and report.html."""
+"""``kvik compare``: measure recipes, print the table, leave the report, its pictures and data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from kvik.commands.progress import fetch_progress
 from kvik.commands.results import out_folder, present, to_json
+from kvik.evaluate.charts import draw
 from kvik.evaluate.compare import prepare, run
+from kvik.evaluate.files import write_atomic
 from kvik.evaluate.report import render
+from kvik.evaluate.sheets import sheets
 from kvik.evaluate.table import Bars, make_table
 
 
@@ -22,6 +26,7 @@ def compare_recipes(
     context: int,
     text: str | None,
     offsets: int,
+    baseline: str | None,
     out: str | None,
     as_json: bool,
 ) -> int:
@@ -30,18 +35,40 @@ def compare_recipes(
     errors = Console(stderr=True)
     with fetch_progress(errors) as report:
         prepared = prepare(
-            model, recipes, context=context, text=text, offsets=offsets, fetching=report
+            model,
+            recipes,
+            context=context,
+            text=text,
+            offsets=offsets,
+            baseline=baseline,
+            fetching=report,
         )
     for warning in prepared.warnings:
         click.echo(f"kvik: warning: {warning}", err=True)
     with Bars(errors) as bars:
         comparison = run(prepared, bars)
-    document = to_json(comparison)
-    files: dict[Path, str] = {}
-    if folder is not None:
-        files = {folder / "report.html": render(comparison), folder / "compare.json": document}
-    present(document, files, lambda: make_table(comparison), as_json=as_json)
+    for warning in comparison.get("baseline", {}).get("warnings", []):
+        click.echo(f"kvik: warning: {warning}", err=True)
+    # Before any file: what took minutes to measure is not lost to a full disk.
+    present(to_json(comparison), {}, lambda: make_table(comparison), as_json=as_json)
+    for left in () if folder is None else _leave(comparison, folder):
+        if not as_json:
+            click.echo(left)
     failed = [r for r in comparison["results"] if "error" in r]
     for result in failed:
         click.echo(f"kvik: {result['recipe']} failed: {result['error']}", err=True)
     return 1 if failed else 0
+
+
+def _leave(comparison: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Writes every file, each whole, the data first; yields what was written."""
+    write_atomic(folder / "compare.json", to_json(comparison))
+    charts = draw(comparison)
+    texts = {"report.html": render(comparison, charts), **sheets(comparison)}
+    yield str(folder / "compare.json")
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+        yield str(folder / name)
+    drawn = [chart.picture.write_png(folder) for chart in charts]
+    if drawn:
+        yield f"{folder / '*.png'}: {len(drawn)} pictures"

@@ -28,12 +28,17 @@ def check_writable(folder: Path) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Write UTF-8 text under another name beside ``path``, then rename it into place."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """The same for bytes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:

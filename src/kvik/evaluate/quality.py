@@ -52,11 +52,18 @@ class Window:
 
 
 def prefill(
-    session: Feeds, window: Window, progress: Callable[[int], None], chunk: int = PREFILL_CHUNK
+    session: Feeds,
+    window: Window,
+    progress: Callable[[int], None],
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    chunk: int = PREFILL_CHUNK,
 ) -> None:
-    """Feed the context; ``progress`` hears how many tokens went in."""
-    for i in range(0, window.context, chunk):
-        part = window.ids[i : min(i + chunk, window.context)]
+    """Feed the context, or its tokens [start, stop); ``progress`` hears how many went in."""
+    end = window.context if stop is None else stop
+    for i in range(start, end, chunk):
+        part = window.ids[i : min(i + chunk, end)]
         session.feed(part, logits="last", chunk=chunk)
         progress(len(part))
 
