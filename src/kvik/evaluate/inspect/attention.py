@@ -16,8 +16,8 @@ from torch import Tensor
 from kvik.ops import Scoring
 from kvik.spec.model import LayerSpec
 
-# Weights held at once; with what is made of them about 100 MiB.
-BLOCK = 1 << 21
+# Weights held at once; all that is made of them takes some thirty times 4 bytes for each.
+BLOCK = 1 << 19
 SINKS = (1, 4)
 SHARES = (0.9, 0.99)
 QUANTILES = (0.1, 0.5, 0.9)
@@ -76,13 +76,14 @@ def seen_from(queries: Tensor, spec: LayerSpec) -> Tensor:
     return (queries - spec.window + 1).clamp(min=0)
 
 
-def blocks(q: Tensor, k: Tensor, spec: LayerSpec, scoring: Scoring) -> Iterator[Block]:
-    """The weights of ``q`` [H, G, T, D] over ``k`` [H, T, D], both rotated, in order.
+def blocks(
+    q: Tensor, k: Tensor, spec: LayerSpec, scoring: Scoring, start: int = 0
+) -> Iterator[Block]:
+    """The weights of ``q`` [H, G, T, D] from ``start`` on over ``k`` [H, T, D], in order.
 
-    ``spec`` says what a query sees; it is that of the layer which stored the keys.
+    Both are rotated. ``spec`` says what a query sees: that of the layer which stored the keys.
     """
     heads, group, tokens, dim = q.shape
-    start = 0
     while start < tokens:
         low = int(seen_from(torch.tensor([start]), spec))
         # As many queries as fit with the keys that the last of them sees.

@@ -28,6 +28,7 @@ def layer_facts(figures: LayerFigures) -> dict[str, Any]:
         "attention": figures.attention and _attention(figures.attention),
         "chosen": figures.chosen and _chosen(figures.chosen),
         "stored": figures.stored and _stored(figures.stored),
+        "output_error": {way: _plain(x) for way, x in figures.coded.items()},
         "why": list(figures.why),
     }
 

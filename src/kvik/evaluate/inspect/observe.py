@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from kvik.errors import KvikError, ModelError
 from kvik.evaluate.inspect.attention import Attention, attention, blocks
 from kvik.evaluate.inspect.chosen import Chosen, chosen
+from kvik.evaluate.inspect.coded import output_errors
 from kvik.evaluate.inspect.stored import Stored, stored
 from kvik.models.parts import StepCache
 from kvik.ops import Scoring, angles, rotate
@@ -19,13 +20,17 @@ from kvik.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """The figures of a layer; where a part is None, ``why`` has the reason."""
+    """The figures of a layer; where a part is None, ``why`` has the reason.
+
+    ``coded`` is what :func:`output_errors` says.
+    """
 
     layer: int
     spec: LayerSpec
     attention: Attention | None
     chosen: Chosen | None
     stored: Stored | None
+    coded: Mapping[str, Tensor] = field(default_factory=dict)
     why: tuple[str, ...] = ()
 
 
@@ -67,7 +72,9 @@ class Observer:
     def write_state(self, layer: int, state: Tensor) -> None:
         """Passed on; the layer keeps a state and no tokens, so there is nothing to measure."""
         why = "keeps a state of fixed size and no tokens"
-        self.layers[layer] = LayerFigures(layer, self._spec.layers[layer], None, None, None, (why,))
+        self.layers[layer] = LayerFigures(
+            layer, self._spec.layers[layer], None, None, None, why=(why,)
+        )
         self._done(layer)
         self._cache.write_state(layer, state)
 
@@ -76,7 +83,8 @@ class Observer:
         for name, x in (("queries", q), ("keys", k), ("values", v)):
             if x is not None and not bool(x.isfinite().all()):
                 raise ModelError(f"layer {layer} gives {name} that are not finite numbers")
-        query = q.unflatten(1, (spec.kv_heads, spec.group)).permute(1, 2, 0, 3)
+        query = q.view(len(q), spec.kv_heads, spec.group, -1).permute(1, 2, 0, 3)
+        query = _turned(query, spec)
         # What is seen is what the layer that stores the keys keeps.
         source = layer if spec.source is None else spec.source
         seen = self._spec.layers[source]
@@ -86,20 +94,22 @@ class Observer:
                 self._held[layer] = keys
         else:
             keys = self._held[source]
-        parts = blocks(_turned(query, spec), keys, seen, Scoring(spec.scale, spec.softcap))
-        figures = attention(parts, seen, q.shape[0])
+        scoring = Scoring(spec.scale, spec.softcap)
+        figures = attention(blocks(query, keys, seen, scoring), seen, len(q))
         why = []
         choice = chosen(figures, keys, seen)
         if choice is None:
             why.append("sees too few tokens at the middle of the text to choose among")
-        own = None
+        own, coded = None, {}
         if spec.kind == "latent":
             why.append("its one latent row is K and V in one, and of low rank by design")
         elif k is None or v is None:
             why.append(f"stores nothing and reads the cache of layer {source}")
         else:
-            own = stored(k.transpose(0, 1), keys, v.transpose(0, 1))
-        return LayerFigures(layer, spec, figures, choice, own, tuple(why))
+            before, values = k.transpose(0, 1), v.transpose(0, 1)
+            own = stored(before, keys, values)
+            coded = output_errors(query, before, keys, values, spec)
+        return LayerFigures(layer, spec, figures, choice, own, coded, tuple(why))
 
 
 def _turned(x: Tensor, spec: LayerSpec) -> Tensor:

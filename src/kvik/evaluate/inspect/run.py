@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # The least text with an informative middle: 4-bit groups of 32 tokens, choices among 32.
 LEAST = 64
-BLOCKS_BYTES = 100 << 20
+# Blocks of weights and what is made of them, and what the allocator keeps; measured.
+BLOCKS_BYTES = 320 << 20
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Prepared:
     path: Path
     ids: tuple[int, ...]
     text: str
+    layers: int
     warnings: tuple[str, ...]
 
 
@@ -66,7 +68,7 @@ def prepare(
             f"{context:,} tokens are beyond the {spec.context:,} that {model} was trained on"
         )
     cut = windows(ids, context, 1, what=name)[0]
-    return Prepared(model, path, tuple(cut), name, tuple(warnings))
+    return Prepared(model, path, tuple(cut), name, len(spec.layers), tuple(warnings))
 
 
 def memory_needed(spec: ModelSpec, tokens: int) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvik.stages.ints import Int
+from kvik.evaluate.inspect.coded import WAYS, coded, group_of
 
 # How many times the median channel's magnitude makes an outlier.
 OUTLIER = 4.0
@@ -26,7 +24,7 @@ class Stream:
     ``channels`` [H, D] is the root mean square of every channel over the tokens, ``outlier`` the
     largest of them over the median, ``steady`` the share of energy that the mean over the tokens
     holds: what subtracting it removes. ``errors`` are squared errors of 4-bit codes over the
-    energy, in groups of ``group`` channels of a token, and of as many tokens of a channel.
+    energy, by way: ``token`` and ``channel`` (:func:`coded`), in groups of ``group``.
     """
 
     channels: Tensor
@@ -85,7 +83,7 @@ def _stream(x: Tensor) -> Stream:
     channels = x.square().mean(1).sqrt()
     energy = x.square().sum((1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
     median = channels.median(-1).values.clamp(min=torch.finfo(torch.float64).tiny)
-    group = math.gcd(32, x.shape[-1])
+    group = group_of(x.shape[-1])
     return Stream(
         channels=channels,
         outlier=channels.amax(-1) / median,
@@ -94,7 +92,9 @@ def _stream(x: Tensor) -> Stream:
         most=x.amax((1, 2)),
         std=x.std((1, 2), correction=0),
         group=group,
-        errors=errors(x, group) if group > 1 else {},
+        errors={
+            way: (coded(x, way) - x).square().sum((1, 2)) / energy for way in WAYS if group > 1
+        },
     )
 
 
@@ -103,24 +103,6 @@ def outliers(channels: Tensor) -> list[list[int]]:
     above = channels > OUTLIER * channels.median(-1, keepdim=True).values
     order = channels.argsort(-1, descending=True)
     return [o[: int(a.sum())].tolist() for o, a in zip(order, above, strict=True)]
-
-
-def errors(x: Tensor, group: int) -> dict[str, Tensor]:
-    """Squared error over energy [H] of ``x`` [H, T, D] in kvik's own int4 codes.
-
-    ``token``: a scale for ``group`` channels of one token. ``channel``: a scale for ``group``
-    tokens of one channel. Both take the same bytes; tokens after the last whole group are left
-    out of both.
-    """
-    whole = x[:, : x.shape[1] // group * group].float()
-    codec = Int(bits=4, group=group)
-    ways: Mapping[str, Tensor] = {"token": whole, "channel": whole.mT.contiguous()}
-    return {name: _error(values, codec) for name, values in ways.items()}
-
-
-def _error(x: Tensor, codec: Int) -> Tensor:
-    wrong = (codec.decode(codec.encode(x)) - x).double().square().sum((1, 2))
-    return wrong / x.double().square().sum((1, 2)).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def rank(rows: Tensor, energy: float = ENERGY) -> int:
@@ -132,4 +114,5 @@ def rank(rows: Tensor, energy: float = ENERGY) -> int:
 
 
 def _size(x: Tensor) -> Tensor:
-    return x.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    size: Tensor = torch.linalg.vector_norm(x)
+    return size.clamp(min=torch.finfo(torch.float64).tiny)
