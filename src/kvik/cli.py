@@ -142,20 +142,23 @@ def run(model: str, prompt: str | None, as_json: bool, **options: Any) -> None:
 @cli.command(
     epilog="kvik compare smollm2-135m --kv fp16 --kv int8 --kv int4\n"
     "kvik compare smollm2-135m --kv window:256 --kv sinks:4+window:252 --out out/windows\n"
-    "kvik compare gemma3-270m --kv int8/int4 --context 4096 --text book.txt --json",
+    "kvik compare gemma3-270m --kv int8/int4 --context 4096 --text book.txt --json\n"
+    "kvik compare smollm2-135m --kv int4 --out out/new --baseline out/old/compare.json",
 )
 @_MODEL
 @click.option("--kv", "recipes", multiple=True, required=True, help="Recipe; may be repeated.")
 @click.option("--context", default=2048, show_default=True, type=click.IntRange(1))
 @click.option("--text", type=click.Path(), help="UTF-8 text to measure on, not the built-in one.")
 @click.option("--offsets", default=1, show_default=True, type=click.IntRange(1, 100))
-@click.option("--out", type=click.Path(), help="Folder for compare.json and report.html.")
+@click.option("--out", type=click.Path(), help="Folder for the report, its pictures and data.")
+@click.option("--baseline", type=click.Path(), help="An earlier compare.json to tell changes from.")
 @_JSON
 def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Measure bytes, quality and speed of recipes side by side.
 
     Quality is the distance of the predictions from those of the full fp32 cache over 512 tokens
-    after the context, at --offsets places of the text; each recipe runs in its own process.
+    after the context, at --offsets places of the text; each recipe runs in its own process. --out
+    leaves report.html, compare.json, CSV files and the pictures as PNG files.
     """
     from kvik.commands.compare import compare_recipes
 

@@ -1,4 +1,4 @@
-"""``kvik compare``: measure recipes, print the table, leave compare.json and report.html."""
+"""``kvik compare``: measure recipes, print the table, leave the report, its pictures and data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from rich.console import Console
 
 from kvik.commands.progress import fetch_progress
 from kvik.commands.results import out_folder, present, to_json
+from kvik.evaluate.charts import draw
 from kvik.evaluate.compare import prepare, run
+from kvik.evaluate.files import write_atomic
 from kvik.evaluate.report import render
+from kvik.evaluate.sheets import sheets
 from kvik.evaluate.table import Bars, make_table
 
 
@@ -22,6 +25,7 @@ def compare_recipes(
     context: int,
     text: str | None,
     offsets: int,
+    baseline: str | None,
     out: str | None,
     as_json: bool,
 ) -> int:
@@ -30,17 +34,32 @@ def compare_recipes(
     errors = Console(stderr=True)
     with fetch_progress(errors) as report:
         prepared = prepare(
-            model, recipes, context=context, text=text, offsets=offsets, fetching=report
+            model,
+            recipes,
+            context=context,
+            text=text,
+            offsets=offsets,
+            baseline=baseline,
+            fetching=report,
         )
     for warning in prepared.warnings:
         click.echo(f"kvik: warning: {warning}", err=True)
     with Bars(errors) as bars:
         comparison = run(prepared, bars)
+    for warning in comparison.get("baseline", {}).get("warnings", []):
+        click.echo(f"kvik: warning: {warning}", err=True)
     document = to_json(comparison)
     files: dict[Path, str] = {}
+    notes = []
     if folder is not None:
-        files = {folder / "report.html": render(comparison), folder / "compare.json": document}
-    present(document, files, lambda: make_table(comparison), as_json=as_json)
+        # First what the run was for, and from which everything else can be drawn again.
+        write_atomic(folder / "compare.json", document)
+        charts = draw(comparison)
+        names = {"report.html": render(comparison, charts), "compare.json": document}
+        files = {folder / name: text for name, text in (names | sheets(comparison)).items()}
+        drawn = [chart.picture.write_png(folder) for chart in charts]
+        notes = [f"{len(drawn)} pictures as PNG files in {folder}"] if drawn else []
+    present(document, files, lambda: make_table(comparison), as_json=as_json, notes=notes)
     failed = [r for r in comparison["results"] if "error" in r]
     for result in failed:
         click.echo(f"kvik: {result['recipe']} failed: {result['error']}", err=True)

@@ -125,6 +125,11 @@ class Session:
         return self.cache.resolved
 
     @property
+    def state(self) -> State:
+        """What the cache holds of the text now; a step makes a new one and leaves this as it is."""
+        return self._sequence.state
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes held now: pages (each once), tables and states, marks included."""
         marked = [type(self._sequence)(m.state) for m in self._marks]

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvik import machine
 from kvik.errors import CapacityError, KvikError, RecipeError
-from kvik.evaluate.needle import make_needles
-from kvik.evaluate.provenance import environment
+from kvik.evaluate import baseline as earlier
+from kvik.evaluate import growth
+from kvik.evaluate.needle import Needle, needle_map, template
+from kvik.evaluate.provenance import environment, files_sha256, text_sha256
 from kvik.evaluate.quality import SCORED, Window
-from kvik.evaluate.speed import STEPS
+from kvik.evaluate.speed import STEPS, points, steps
 from kvik.evaluate.text import library_text, read_text, windows
 from kvik.evaluate.worker import Task, session_tokens
 from kvik.models.sources import Progress as Fetching
@@ -43,7 +45,18 @@ FIGURES = (
     "decode_tok_s",
     "peak_rss_bytes",
 )
+# What a recipe's figures are drawn from; ``needle_cells`` is in the order of ``needle.cells``.
+DETAILS = (
+    "growth_bytes",
+    "outgrows_weights_at",
+    "layer_bytes",
+    "table_bytes",
+    "kept",
+    "decode_curve",
+    "needle_cells",
+)
 DEFAULT_CONTEXT = 2048
+BUILT_IN_TEXT = "built-in (pydoc_data.topics)"
 
 
 class Progress(Protocol):
@@ -67,8 +80,14 @@ class Prepared:
     path: Path
     recipes: tuple[str, ...]
     context: int
+    spec: ModelSpec
+    weights: int | None
+    weights_sha256: str
+    text: dict[str, str]
     windows: list[list[int]]
-    needles: list[tuple[list[int], str]]
+    needles: list[Needle]
+    needle_prompt: str
+    baseline: earlier.Baseline | None
     warnings: tuple[str, ...]
 
 
@@ -79,9 +98,12 @@ def prepare(
     context: int = DEFAULT_CONTEXT,
     text: str | Path | None = None,
     offsets: int = 1,
+    baseline: str | Path | None = None,
     fetching: Fetching | None = None,
 ) -> Prepared:
     """Check the recipes, the text, the model and the room; raises KvikError before anything runs.
+
+    ``baseline`` is the compare.json of an earlier run of the same model, context and text.
 
     Bad recipes are listed together, each with its reason, and so are those whose cache does not
     fit in memory. ``fetching`` hears of the download of a model that is not here.
@@ -90,33 +112,59 @@ def prepare(
         raise KvikError("--context and --offsets must be at least 1")
     from kvik.models import sources
     from kvik.spec import load_spec
+    from kvik.spec.load import find_spec
 
     prose = library_text() if text is None else read_text(text)
+    said = {
+        "name": BUILT_IN_TEXT if text is None else Path(text).name,
+        "sha256": text_sha256(prose),
+    }
+    before = None if baseline is None else earlier.read(baseline)
     if sources.local(model) is None:
         resolved(recipes, None)
     path = sources.resolve(model, fetching)
     spec = load_spec(path)
     names = resolved(recipes, spec)
     from kvik.evaluate.prompts import chat_prompt
+    from kvik.models.identity import weight_files
     from kvik.models.tokenizer import Tokenizer
+    from kvik.plan.weights import weight_bytes
 
     tokenizer = Tokenizer.from_path(path)
     length = Window.length(context)
     cut = _windows(tokenizer, prose, length, offsets, "the text" if text is None else str(text))
     check_memory(names, spec, session_tokens(context))
     check_disk(SCORED * spec.vocab * 4 * offsets)
+    sha256 = files_sha256([file.path for file in weight_files(path)])
+    if before is not None:
+        before.check(sha256, context, said["sha256"], offsets)
     warnings = []
     if length > spec.context:
         warnings.append(
             f"{length:,} tokens are beyond the {spec.context:,} that {model} was trained on"
         )
+    chat = chat_prompt(tokenizer)
     try:
-        made = make_needles(tokenizer, library_text(), context, chat=chat_prompt(tokenizer))
+        needles = needle_map(tokenizer, library_text(), context, chat=chat)
     except KvikError as error:
         warnings.append(f"{error}; it is left out")
-        made = []
-    needles = [(n.ids, n.number) for n in made]
-    return Prepared(model, path, names, context, cut, needles, tuple(warnings))
+        needles = []
+    planned = find_spec(path)
+    return Prepared(
+        model=model,
+        path=path,
+        recipes=names,
+        context=context,
+        spec=spec,
+        weights=weight_bytes(planned.params, "as-is", planned.stored)[0],
+        weights_sha256=sha256,
+        text=said,
+        windows=cut,
+        needles=needles,
+        needle_prompt=template(tokenizer, chat),
+        baseline=before,
+        warnings=tuple(warnings),
+    )
 
 
 def resolved(recipes: Sequence[str], spec: ModelSpec | None) -> tuple[str, ...]:
@@ -200,7 +248,6 @@ def run(
         folder = Path(name)
         np.save(folder / "windows.npy", np.asarray(prepared.windows, dtype=np.int64))
         for recipe in dict.fromkeys((REFERENCE, *prepared.recipes)):
-            asked = recipe in prepared.recipes
             task = Task(
                 model=str(prepared.path),
                 recipe=recipe,
@@ -208,7 +255,7 @@ def run(
                 windows=str(folder / "windows.npy"),
                 reference=str(folder),
                 record=recipe == REFERENCE,
-                needles=prepared.needles if asked else [],
+                needles=[asdict(needle) for needle in prepared.needles],
                 threads=threads,
             )
             progress.begin(recipe, _tokens(task, len(prepared.windows)))
@@ -217,21 +264,61 @@ def run(
             results[recipe] = _complete(result)
             if recipe == REFERENCE and "error" in result:
                 raise KvikError(f"the full {REFERENCE} cache cannot be run: {result['error']}")
-    return {
+    document = {
         "model": prepared.model,
         "context": prepared.context,
         "env": environment(threads),
         "results": [results[recipe] for recipe in prepared.recipes],
+        **_protocol(prepared, results[REFERENCE]),
     }
+    _grow(document, prepared)
+    if prepared.baseline is not None:
+        prepared.baseline.compare(document)
+    return document
+
+
+def _protocol(prepared: Prepared, full: dict[str, Any]) -> dict[str, Any]:
+    """What was measured and how often, beside the figures."""
+    # A cell that the full cache misses says nothing about a recipe.
+    counted = [cell["hit"] for cell in full["needle_cells"]]
+    return {
+        "model_sha256": prepared.weights_sha256,
+        "weights_bytes": prepared.weights,
+        "trained_context": prepared.spec.context,
+        "text": prepared.text,
+        "quality": {"offsets": len(prepared.windows), "scored": SCORED * len(prepared.windows)},
+        "speed": {"contexts": points(prepared.context), "steps": STEPS},
+        "needle": {
+            "prompt": prepared.needle_prompt,
+            "noise": BUILT_IN_TEXT,
+            "cells": [{"length": n.length, "depth": n.depth} for n in prepared.needles],
+            "counted": counted,
+        },
+    }
+
+
+def _grow(document: dict[str, Any], prepared: Prepared) -> None:
+    """Adds the planned bytes of every recipe against the context."""
+    from kvik.recipe import Recipe
+
+    plans = [Recipe.parse(name).resolve(prepared.spec) for name in prepared.recipes]
+    size = prepared.weights
+    crossings = [None if size is None else growth.outgrows(plan, size) for plan in plans]
+    at = growth.contexts(prepared.context, prepared.spec.context, *crossings)
+    document["growth"] = {"contexts": at}
+    for result, plan, crossing in zip(document["results"], plans, crossings, strict=True):
+        if "error" not in result:
+            result["growth_bytes"] = growth.growth(plan, at)
+            result["outgrows_weights_at"] = crossing
 
 
 def _tokens(task: Task, count: int) -> int:
     quality = count * (task.context + SCORED)
-    return quality + STEPS + sum(len(ids) for ids, _ in task.needles)
+    return quality + steps(task.context) + sum(len(needle["ids"]) for needle in task.needles)
 
 
 def _complete(result: dict[str, Any]) -> dict[str, Any]:
-    ordered = {"recipe": result["recipe"], **{key: result.get(key) for key in FIGURES}}
+    ordered = {"recipe": result["recipe"], **{key: result.get(key) for key in FIGURES + DETAILS}}
     if "error" in result:
         ordered["error"] = result["error"]
     return ordered

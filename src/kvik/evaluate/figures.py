@@ -14,11 +14,53 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table: its head, what it means, and how a result is written."""
+    """One column of the table: its head, what it means, and how a result is written.
+
+    ``change`` writes what a figure (``key``) differs by from that of a baseline.
+    """
 
     head: str
     meaning: str
     write: Callable[[Result], str]
+    key: str
+    change: Callable[[float, Result], str]
+
+    def changed(self, result: Result) -> str:
+        """The difference to the baseline's figure: empty where there is none to compare with."""
+        value = (result.get("change") or {}).get(self.key)
+        if value is None:
+            return ""
+        return "=" if value == 0 else self.change(value, result)
+
+
+def _signed(value: float, text: str) -> str:
+    return f"{'−' if value < 0 else '+'}{text}"
+
+
+def _bytes_change(value: float, _: Result) -> str:
+    return _signed(value, human_bytes(abs(value)))
+
+
+def _count_change(value: float, _: Result) -> str:
+    return _signed(value, f"{abs(value):,.0f}")
+
+
+def _kl_change(value: float, _: Result) -> str:
+    return _signed(value, kl_text(abs(value)))
+
+
+def _fixed_change(digits: int) -> Callable[[float, Result], str]:
+    return lambda value, _: _signed(value, f"{abs(value):.{digits}f}")
+
+
+def _share_change(key: str) -> Callable[[float, Result], str]:
+    """In percent of the baseline's figure: speeds and peaks are never quite the same."""
+
+    def write(value: float, result: Result) -> str:
+        before = result[key] - value
+        return _signed(value, f"{abs(value / before):.0%}" if before else "new")
+
+    return write
 
 
 def _exact_bytes(result: Result) -> str:
@@ -43,36 +85,62 @@ def _rate(value: float) -> str:
 
 
 COLUMNS = (
-    Column("KV bytes", "bytes of K and V after the context, planned and allocated", _exact_bytes),
+    Column(
+        "KV bytes",
+        "bytes of K and V after the context, planned and allocated",
+        _exact_bytes,
+        "measured_bytes",
+        _bytes_change,
+    ),
     Column(
         "bytes/token",
         "KV bytes for each token of context",
         lambda r: f"{r['bytes_per_token']:,.0f}",
+        "bytes_per_token",
+        _count_change,
     ),
     Column(
         "KL",
         "KL(full || this) in nats, mean over the scored tokens",
         lambda r: kl_text(r["kl_mean"]),
+        "kl_mean",
+        _kl_change,
     ),
-    Column("KL p99", "its 99th percentile", lambda r: kl_text(r["kl_p99"])),
+    Column("KL p99", "its 99th percentile", lambda r: kl_text(r["kl_p99"]), "kl_p99", _kl_change),
     Column(
-        "top-1", "how often the likeliest token is the full cache's", lambda r: f"{r['top1']:.3f}"
+        "top-1",
+        "how often the likeliest token is the full cache's",
+        lambda r: f"{r['top1']:.3f}",
+        "top1",
+        _fixed_change(3),
     ),
-    Column("ppl", "perplexity of the text", lambda r: f"{r['ppl']:.2f}"),
+    Column("ppl", "perplexity of the text", lambda r: f"{r['ppl']:.2f}", "ppl", _fixed_change(2)),
     Column(
         "needles",
-        "five-digit numbers found at depths of 10, 50 and 90 %",
+        "five-digit numbers found, of all that were hidden (see the needle maps)",
         lambda r: f"{r['needle_hits']}/{r['needle_total']}",
+        "needle_hits",
+        _count_change,
     ),
     Column(
-        "prefill tok/s", "tokens per second over the context", lambda r: _rate(r["prefill_tok_s"])
+        "prefill tok/s",
+        "tokens per second over the context",
+        lambda r: _rate(r["prefill_tok_s"]),
+        "prefill_tok_s",
+        _share_change("prefill_tok_s"),
     ),
     Column(
-        "decode tok/s", "tokens per second, one by one after it", lambda r: _rate(r["decode_tok_s"])
+        "decode tok/s",
+        "tokens per second, one by one after it",
+        lambda r: _rate(r["decode_tok_s"]),
+        "decode_tok_s",
+        _share_change("decode_tok_s"),
     ),
     Column(
         "peak RSS",
         "most memory of the process, weights included",
         lambda r: human_bytes(r["peak_rss_bytes"]),
+        "peak_rss_bytes",
+        _share_change("peak_rss_bytes"),
     ),
 )

@@ -1,4 +1,4 @@
-"""A five-digit number hidden in noise, asked for at the end: hit or miss, no judge.
+"""A five-digit number hidden in noise, asked for at the end: hit or miss, and how likely it was.
 
 The noise is the library text. Models with a chat template are asked in it, others complete plain
 text; in both cases the first words of the answer are given, so that only the number is theirs.
@@ -6,6 +6,7 @@ text; in both cases the first words of the answer are given, so that only the nu
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 
 from kvik.errors import KvikError
 
-DEPTHS = (0.1, 0.5, 0.9)
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+SHARES = (0.25, 0.5, 1.0)  # of the context: the lengths of a map
 ANSWER_TOKENS = 8
 FACT = "The secret number of the lighthouse is {number}."
 QUESTION = "What is the secret number of the lighthouse?"
@@ -32,11 +34,51 @@ class Encodes(Protocol):
 
 @dataclass(frozen=True)
 class Needle:
-    """One question: the prompt's token ids and the digits that count as a hit."""
+    """One question: the prompt's token ids, the digits that count as a hit, and their tokens.
+
+    ``length`` is what the prompt was cut to, ``depth`` the share of the noise before the fact.
+    """
 
     ids: list[int]
     number: str
+    answer: list[int]
+    length: int
     depth: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``hit``: greedy decoding gave the number; ``logprob``: ln of the number's probability."""
+
+    hit: bool
+    logprob: float
+
+
+def needle_map(
+    tokenizer: Encodes,
+    noise: str,
+    context: int,
+    *,
+    chat: Callable[[str], list[int]] | None,
+) -> list[Needle]:
+    """Needles at every depth for each length that is a share of the context and long enough.
+
+    Raises KvikError when the context itself is too short.
+    """
+    lengths = sorted({int(context * share) for share in SHARES})
+    found = [make_needles(tokenizer, noise, context, chat=chat, seed=context)]
+    for length in reversed(lengths[:-1]):
+        try:
+            found.append(make_needles(tokenizer, noise, length, chat=chat, seed=length))
+        except KvikError:
+            break
+    return [needle for part in reversed(found) for needle in part]
+
+
+def template(tokenizer: Encodes, chat: Callable[[str], list[int]] | None) -> str:
+    """The prompt as the model reads it, with names in braces for what varies."""
+    ids = _prompt(tokenizer, "{noise}", FACT, "{noise}", chat)
+    return tokenizer.decode(ids, skip_special=False)
 
 
 def make_needles(
@@ -67,8 +109,15 @@ def make_needles(
         cut = int(room * depth)
         before = tokenizer.decode(ids[start : start + cut])
         after = tokenizer.decode(ids[start + cut : start + room])
-        needles.append(Needle(_prompt(tokenizer, before, fact, after, chat), number, depth))
+        prompt = _prompt(tokenizer, before, fact, after, chat)
+        needles.append(Needle(prompt, number, _answer(tokenizer, number), context, depth))
     return needles
+
+
+def _answer(tokenizer: Encodes, number: str) -> list[int]:
+    """The tokens of the number as they follow the first words of the answer."""
+    before = tokenizer.encode(ANSWER, bos=False, special=False)
+    return tokenizer.encode(f"{ANSWER} {number}", bos=False, special=False)[len(before) :]
 
 
 def _prompt(
@@ -81,14 +130,37 @@ def _prompt(
     return chat(text + QUESTION) + tokenizer.encode(ANSWER, bos=False, special=False)
 
 
-def ask(session: Any, tokenizer: Encodes, needle: Needle) -> bool:
-    """Whether greedy decoding after the prompt gives the number."""
+def ask(session: Any, tokenizer: Encodes, needle: Needle) -> Asked:
+    """Greedy decoding after the prompt, and the probability of the number as it stands.
+
+    ``session`` needs room for one fork and for :func:`room` tokens.
+    """
     logits = session.feed(needle.ids, logits="last")
-    answer: list[int] = []
+    twin = session.fork()
+    told = _greedy(twin, logits)
+    twin.close()
+    rows = [logits[-1:]]
+    if len(needle.answer) > 1:
+        rows.append(session.feed(needle.answer[:-1], logits="all"))
+    likely = sum(
+        float(row.double().log_softmax(-1)[token])
+        for row, token in zip((r for part in rows for r in part), needle.answer, strict=True)
+    )
+    if not math.isfinite(likely):
+        raise KvikError("the model's logits are not finite numbers with this cache")
+    text = tokenizer.decode(told).replace(" ", "").replace(",", "")
+    return Asked(needle.number in text, likely)
+
+
+def room(needle: Needle) -> int:
+    """Tokens that a session needs in order to be asked."""
+    return len(needle.ids) + max(ANSWER_TOKENS, len(needle.answer))
+
+
+def _greedy(session: Any, logits: Any) -> list[int]:
+    told: list[int] = []
     while True:
-        answer.append(int(logits[-1].argmax()))
-        if len(answer) == ANSWER_TOKENS:
-            break
-        logits = session.feed(answer[-1:], logits="last")
-    text = tokenizer.decode(answer)
-    return needle.number in text.replace(" ", "").replace(",", "")
+        told.append(int(logits[-1].argmax()))
+        if len(told) == ANSWER_TOKENS:
+            return told
+        logits = session.feed(told[-1:], logits="last")

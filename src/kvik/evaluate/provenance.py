@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kvik import __version__, machine
+from kvik.errors import KvikError
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -28,6 +31,25 @@ def environment(threads: int) -> dict[str, Any]:
         "commit": commit(),
         "command": command(),
     }
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a text's UTF-8 bytes, as ``sha256sum`` gives it for a file without a mark."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def files_sha256(paths: Sequence[Path]) -> str:
+    """SHA-256 of a file; of several, the SHA-256 of their digests one after another."""
+    try:
+        digests = []
+        for path in paths:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256"))
+    except OSError as error:
+        raise KvikError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 def version_of(package: str) -> str | None:

@@ -51,10 +51,17 @@ class Window:
         return context + scored + 1
 
 
-def prefill(session: Feeds, window: Window, progress: Callable[[int], None]) -> None:
-    """Feed the context; ``progress`` hears how many tokens went in."""
-    for i in range(0, window.context, PREFILL_CHUNK):
-        part = window.ids[i : min(i + PREFILL_CHUNK, window.context)]
+def prefill(
+    session: Feeds,
+    window: Window,
+    progress: Callable[[int], None],
+    start: int = 0,
+    stop: int | None = None,
+) -> None:
+    """Feed the context, or its tokens [start, stop); ``progress`` hears how many went in."""
+    end = window.context if stop is None else stop
+    for i in range(start, end, PREFILL_CHUNK):
+        part = window.ids[i : min(i + PREFILL_CHUNK, end)]
         session.feed(part, logits="last", chunk=PREFILL_CHUNK)
         progress(len(part))
 

@@ -5,55 +5,40 @@ No script, no request to anywhere; every text that comes from outside is escaped
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from typing import Any
 
-from kvik.evaluate.figures import COLUMNS, kl_text
+from kvik.evaluate.charts import CHANCE, Charts, draw
+from kvik.evaluate.figures import COLUMNS
+from kvik.evaluate.page import gallery, page, paragraph, terms
 from kvik.machine import human_bytes
 
-# The KL bars are logarithmic between these, in nats.
-KL_LEAST, KL_MOST = 1e-6, 10.0
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p class="soft">{context:,} tokens of context; quality over the tokens after it, against the full
-fp32 cache. Each recipe ran in a process of its own.</p>
-<h2>Figures</h2>
-<div class="card scroll">{table}</div>
-<h2>Bytes against quality</h2>
-<div class="card bars">{bars}</div>
-<h2>What the figures mean</h2>
-<dl class="card">{legend}</dl>
-<h2>How they were made</h2>
-<dl class="card">{origin}</dl>
-</body>
-</html>
-"""
-
-
-def render(comparison: Mapping[str, Any]) -> str:
-    """The page of a comparison as HTML text."""
-    return _PAGE.format(
-        title=escape(f"KV-cache recipes on {comparison['model']}"),
-        style=resources.files("kvik.evaluate").joinpath("report.css").read_text(encoding="utf-8"),
-        context=comparison["context"],
-        table=_table(comparison["results"]),
-        bars=_bars([r for r in comparison["results"] if "error" not in r]),
-        legend=_terms({column.head: column.meaning for column in COLUMNS}),
-        origin=_terms(_origin(comparison["env"])),
+def render(comparison: Mapping[str, Any], charts: Charts | None = None) -> str:
+    """The page of a comparison as HTML text; ``charts`` are its pictures, if already drawn."""
+    charts = draw(comparison) if charts is None else charts
+    sections = [("Figures", f'<div class="card scroll">{_table(comparison["results"])}</div>')]
+    if "baseline" in comparison:
+        sections.append(("Against the baseline", _baseline(comparison["baseline"])))
+    for head, found, words in (
+        ("Bytes, quality and speed", charts.figures, ""),
+        ("Needles", charts.needles, _needle_words(comparison["needle"])),
+        ("Tokens that are kept", charts.kept, "Recipes that keep every token are not shown."),
+    ):
+        if found:
+            shown = gallery([(chart.picture, chart.caption) for chart in found])
+            sections.append((head, (paragraph(words) if words else "") + shown))
+    sections += [
+        ("What the figures mean", terms({column.head: column.meaning for column in COLUMNS})),
+        ("How they were made", terms(_origin(comparison))),
+    ]
+    lead = (
+        f"{comparison['context']:,} tokens of context; quality over "
+        f"{comparison['quality']['scored']:,} tokens after it, against the full fp32 cache. Each "
+        "recipe ran in a process of its own."
     )
+    return page(f"KV-cache recipes on {comparison['model']}", paragraph(lead), sections)
 
 
 def _table(results: list[dict[str, Any]]) -> str:
@@ -63,60 +48,72 @@ def _table(results: list[dict[str, Any]]) -> str:
         if "error" in result:
             cells = f'<td class="error" colspan="{len(COLUMNS)}">{escape(result["error"])}</td>'
         else:
-            cells = "".join(f"<td>{escape(c.write(result))}</td>" for c in COLUMNS)
+            cells = "".join(
+                f"<td>{escape(c.write(result))}{_small(c.changed(result))}</td>" for c in COLUMNS
+            )
         name = f'<th scope="row"><code>{escape(result["recipe"])}</code></th>'
         rows.append(f"<tr>{name}{cells}</tr>")
     return f"<table>{''.join(rows)}</tbody></table>"
 
 
-def _bars(results: list[dict[str, Any]]) -> str:
-    most = max((r["measured_bytes"] for r in results), default=0) or 1
-    rows = [
-        '<div class="row head"><span>recipe</span>'
-        '<span><i class="key" style="background:var(--bytes)"></i>KV bytes</span>'
-        '<span><i class="key" style="background:var(--kl)"></i>KL in nats, logarithmic: '
-        "shorter is closer to the full cache</span></div>"
-    ]
-    for result in results:
-        size, kl = result["measured_bytes"], result["kl_mean"]
-        rows.append(
-            f'<div class="row"><code>{escape(result["recipe"])}</code>'
-            f"{_bar('bytes', size / most, human_bytes(size))}"
-            f"{_bar('kl', kl_length(kl), kl_text(kl))}</div>"
-        )
-    return "".join(rows)
+def _small(text: str) -> str:
+    return f"<small>{escape(text)}</small>" if text else ""
 
 
-def _bar(kind: str, share: float, label: str) -> str:
-    width = f"{100 * min(max(share, 0.0), 1.0):.2f}"
+def _baseline(baseline: Mapping[str, Any]) -> str:
+    words = (
+        f"The small figures in the table are what differs from {baseline['file']}: new less old, "
+        "speeds and memory in percent of the old; = where nothing does."
+    )
+    parts = [paragraph(words)]
+    parts += [paragraph(f"Mind: {warning}.", "warning") for warning in baseline["warnings"]]
+    if baseline["left_out"]:
+        left = ", ".join(baseline["left_out"])
+        parts.append(paragraph(f"Measured there and not here: {left}."))
+    return "".join(parts) + terms(_machine(baseline["env"]))
+
+
+def _needle_words(needle: Mapping[str, Any]) -> str:
+    counted, asked = sum(needle["counted"]), len(needle["counted"])
     return (
-        '<div class="bar"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="track" width="100" height="10" opacity=".45"/>'
-        f'<rect class="{kind}" width="{width}" height="10"/></svg>'
-        f"<span>{escape(label)}</span></div>"
+        f"A five-digit number is hidden at a depth of a text of some length and asked for at its "
+        f"end; {asked} such prompts, one for each cell. ✓: greedy decoding gives it. The figure is "
+        f"ln of the answer's probability; a guess has {CHANCE}. Only what the full cache finds "
+        f"counts: {counted} of {asked}."
     )
 
 
-def kl_length(kl: float) -> float:
-    """Share of the bar that a KL in nats takes, on the logarithmic scale."""
-    if kl <= KL_LEAST:
-        return 0.0
-    return min(1.0, math.log(kl / KL_LEAST) / math.log(KL_MOST / KL_LEAST))
-
-
-def _origin(env: Mapping[str, Any]) -> dict[str, str]:
+def _origin(comparison: Mapping[str, Any]) -> dict[str, str]:
+    quality, speed = comparison["quality"], comparison["speed"]
+    weights, needle = comparison["weights_bytes"], comparison["needle"]
     facts = {
-        "command": env["command"],
-        "kvik": f"{env['kvik']}, commit {env['commit']}" if env.get("commit") else env["kvik"],
-        "processor": f"{env['cpu']}; cores: {env['cores']}, threads: {env['threads']}",
-        "instruction sets": " ".join(env["instruction_sets"]),
-        "memory": human_bytes(env["memory_bytes"]),
-        "system": env["system"],
-        "Python": env["python"],
-        "torch": env["torch"],
+        "weights": "" if weights is None else f"{human_bytes(weights)} ({weights:,} bytes)",
+        "weights SHA-256": comparison["model_sha256"],
+        "text": comparison["text"]["name"],
+        "text SHA-256": comparison["text"]["sha256"],
+        "scored tokens": f"{quality['scored']:,} at {quality['offsets']} places of the text",
+        "decode steps": f"at most {speed['steps']} timed at the whole context",
+        "needle prompts": f"{len(needle['cells'])}, in {needle['noise']}"
+        if needle["cells"]
+        else "",
+        "needle template": needle["prompt"] if needle["cells"] else "",
+    }
+    return {k: v for k, v in facts.items() if v} | _machine(comparison["env"])
+
+
+def _machine(env: Mapping[str, Any]) -> dict[str, str]:
+    """Machine, versions and command; of a file that somebody else made, whatever it has."""
+    sets, memory = env.get("instruction_sets"), env.get("memory_bytes")
+    cores = f"; cores: {env.get('cores')}, threads: {env.get('threads')}"
+    commit = f", commit {env['commit']}" if env.get("commit") else ""
+    facts = {
+        "command": env.get("command"),
+        "kvik": env.get("kvik") and f"{env['kvik']}{commit}",
+        "processor": env.get("cpu") and f"{env['cpu']}{cores}",
+        "instruction sets": " ".join(map(str, sets)) if isinstance(sets, list) else None,
+        "memory": human_bytes(memory) if isinstance(memory, int | float) else None,
+        "system": env.get("system"),
+        "Python": env.get("python"),
+        "torch": env.get("torch"),
     }
     return {name: str(value) for name, value in facts.items() if value}
-
-
-def _terms(pairs: Mapping[str, str]) -> str:
-    return "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs.items())

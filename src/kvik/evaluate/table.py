@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from kvik.evaluate.figures import COLUMNS
+from kvik.evaluate.figures import COLUMNS, Column
 
 
 class Bars:
@@ -69,7 +69,13 @@ def make_table(comparison: dict[str, Any]) -> Table:
         table.add_column(column.head, justify="right")
     for result in comparison["results"]:
         if "error" not in result:
-            table.add_row(Text(result["recipe"]), *[column.write(result) for column in COLUMNS])
+            table.add_row(Text(result["recipe"]), *[_cell(column, result) for column in COLUMNS])
         else:
             table.add_row(Text(result["recipe"]), Text("failed", style="red"))
     return table
+
+
+def _cell(column: Column, result: dict[str, Any]) -> Text:
+    """The figure, and under it what changed since the baseline."""
+    changed = column.changed(result)
+    return Text(column.write(result) + (f"\n{changed}" if changed else ""))

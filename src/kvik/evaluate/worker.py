@@ -14,9 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvik.errors import KvikError
+
+if TYPE_CHECKING:
+    from kvik.engine.session import Session
+    from kvik.evaluate.quality import Window
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Task:
     """What to measure: token windows as a ``.npy`` ``[n, length]``, references beside them.
 
     ``reference`` is a folder of one ``.npy`` of logits for each window; the worker with ``record``
-    set writes them, the others read them. ``needles`` are (ids, number) pairs.
+    set writes them, the others read them. ``needles`` are the fields of each Needle.
     """
 
     model: str
@@ -33,7 +37,7 @@ class Task:
     windows: str
     reference: str
     record: bool
-    needles: list[tuple[list[int], str]]
+    needles: list[dict[str, Any]]
     threads: int
 
 
@@ -50,8 +54,10 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     import numpy as np
 
     from kvik.engine.session import Session
-    from kvik.evaluate import needle, quality, speed
+    from kvik.evaluate import needle as needles
+    from kvik.evaluate import quality
     from kvik.evaluate.metrics import Rows, summarize
+    from kvik.evaluate.needle import Needle
     from kvik.models import load_model
 
     model = load_model(task.model)
@@ -62,18 +68,10 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     for index, ids in enumerate(np.load(task.windows).tolist()):
         window = quality.Window(ids, task.context)
         session = Session(model, task.recipe, max_tokens=room)
-        start = time.perf_counter()
-        quality.prefill(session, window, lambda n: say("prefill", n))
-        seconds = time.perf_counter() - start
         if index == 0:
-            result["planned_bytes"] = session.planned_bytes(task.context)
-            result["measured_bytes"] = session.kv_bytes
-            result["bytes_per_token"] = session.kv_bytes / task.context
-            result["prefill_tok_s"] = task.context / seconds
-            twin = session.fork()
-            result["decode_tok_s"] = speed.decode_rate(twin, ids[task.context])
-            twin.close()
-            say("decode", speed.STEPS)
+            result |= _first(session, window, say)
+        else:
+            quality.prefill(session, window, lambda n: say("prefill", n))
         path = Path(task.reference) / f"{index}.npy"
         if task.record:
             shape = (window.rows, model.spec.vocab)
@@ -87,16 +85,48 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     figures = asdict(summarize(Rows.join(rows)))
     figures.pop("tokens")
     result.update(figures)
-    result["needle_hits"] = 0
-    result["needle_total"] = len(task.needles)
-    for ids, number in task.needles:
-        session = Session(model, task.recipe, max_tokens=len(ids) + needle.ANSWER_TOKENS)
-        hit = needle.ask(session, model.tokenizer, needle.Needle(ids, number, 0.0))
-        result["needle_hits"] += hit
-        say("needle", len(ids))
+    cells = []
+    for needle in (Needle(**fields) for fields in task.needles):
+        session = Session(model, task.recipe, max_tokens=needles.room(needle))
+        cells.append(needles.ask(session, model.tokenizer, needle))
+        say("needle", len(needle.ids))
         session.close()
+    result["needle_hits"] = sum(cell.hit for cell in cells)
+    result["needle_total"] = len(cells)
+    result["needle_cells"] = [asdict(cell) for cell in cells]
     result["peak_rss_bytes"] = peak_rss()
     return result
+
+
+def _first(session: Session, window: Window, say: Callable[[str, int], None]) -> dict[str, Any]:
+    """Feeds the context: how fast, what it holds at its end, how fast tokens come on the way."""
+    from kvik.evaluate import held, quality
+    from kvik.evaluate.speed import FEW_SECONDS, FEW_STEPS, SECONDS, STEPS, decode_rate, points
+
+    rates, seconds, before = [], 0.0, 0
+    for context in points(window.context):
+        start = time.perf_counter()
+        quality.prefill(session, window, lambda n: say("prefill", n), before, context)
+        seconds += time.perf_counter() - start
+        last = context == window.context
+        count, limit = (STEPS, SECONDS) if last else (FEW_STEPS, FEW_SECONDS)
+        twin = session.fork()
+        rates.append(decode_rate(twin, window.ids[context], steps=count, seconds=limit))
+        twin.close()
+        say("decode", count)
+        before = context
+    plan, state = session.plan, session.state
+    return {
+        "planned_bytes": session.planned_bytes(window.context),
+        "measured_bytes": session.kv_bytes,
+        "bytes_per_token": session.kv_bytes / window.context,
+        "prefill_tok_s": window.context / seconds,
+        "decode_tok_s": rates[-1],
+        "decode_curve": rates,
+        "layer_bytes": held.layer_bytes(plan, state),
+        "table_bytes": held.table_bytes(state),
+        "kept": [asdict(part) for part in held.held(plan, state)],
+    }
 
 
 def peak_rss() -> int:
