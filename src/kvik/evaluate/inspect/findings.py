@@ -283,11 +283,11 @@ def _rank(document: Document) -> tuple[str, str] | None:
 
 def _depth(document: Document) -> tuple[str, str] | None:
     layers = with_part(document, "attention")
-    full = [x for x in layers if x["window"] is None]
-    if 3 <= len(full) < len(layers):
-        layers, which = full, "full layers"
-    else:
-        which = "layers"
+    windows = [layer["window"] for layer in layers]
+    # Layers that see differently cannot be compared: the largest group that sees alike is taken.
+    window = max(dict.fromkeys(windows), key=windows.count)
+    layers = [layer for layer in layers if layer["window"] == window]
+    which = "layers that see all" if window is None else f"layers with a window of {window:,}"
     if len(layers) < 3:
         return None
     spread = [value for _, value in by_layer(layers, at("attention", "entropy"))]
@@ -297,8 +297,10 @@ def _depth(document: Document) -> tuple[str, str] | None:
     figure = (
         f"Attention has an entropy of {first:.2f} nats in the first third of the {which} and "
         f"{last:.2f} in the last; its rank correlation with depth is {steady:.2f} over "
-        f"{len(layers)} {which}."
+        f"{len(layers)} layers."
     )
+    if len(layers) < 6:
+        return figure, f"{len(layers)} layers are too few to call it a trend."
     if steady < -0.5 and last < first - 0.2:
         return figure, "It narrows with depth, as PyramidKV assumes: early layers need more tokens."
     if steady > 0.5 and last > first + 0.2:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from kvik.evaluate.inspect.findings import findings
-from kvik.evaluate.inspect.table import columns, title
+from kvik.evaluate.inspect.findings import Finding, findings
+from kvik.evaluate.inspect.table import columns
 from kvik.evaluate.inspect.view import Document
 from kvik.evaluate.page import gallery, page, paragraph, terms
 from kvik.evaluate.pictures import Picture
@@ -15,11 +15,7 @@ from kvik.machine import human_bytes
 
 def render(document: Document, pictures: Mapping[str, Sequence[Picture]]) -> str:
     """The page as HTML text; ``pictures`` are those of :func:`drawings.draw`."""
-    sections = []
-    for found in findings(document):
-        drawn = [(picture, picture.description) for picture in pictures.get(found.name, ())]
-        said = "".join(paragraph(text, "") for text in (found.figure, found.means))
-        sections.append((found.title, f"{paragraph(found.rests)}{said}{gallery(drawn)}"))
+    sections = [(x.title, _finding(x, pictures.get(x.name, ()))) for x in findings(document)]
     told = columns(document)
     sections += [
         ("All layers", _table(document)),
@@ -27,13 +23,23 @@ def render(document: Document, pictures: Mapping[str, Sequence[Picture]]) -> str
         ("How the figures were made", terms(_origin(document))),
     ]
     lead = paragraph(
-        f"What KV-cache techniques rest on, measured on this model and text. Attention is counted "
+        f"Measured on {document['context']:,} tokens of {document['text']}. Attention is counted "
         f"for the {document['context'] - document['counted_from']:,} queries of the second half "
         "of the text, which all see the first half (or their window); K and V over the whole text. "
         "Figures are means over heads. They say where a technique has a basis, not what quality it "
         "gives: kvik compare measures that."
     )
-    return page(f"What the KV cache of {title(document)} rests on", lead, sections)
+    return page(f"What KV-cache techniques rest on: {document['model']}", lead, sections)
+
+
+def _finding(found: Finding, pictures: Sequence[Picture]) -> str:
+    """The sentences, beside the picture where there is only one."""
+    figure, means = (text.replace(" %", "\u00a0%") for text in (found.figure, found.means))
+    said = paragraph(found.rests) + paragraph(figure, "") + paragraph(means, "")
+    drawn = gallery([(picture, picture.description) for picture in pictures])
+    if len(pictures) != 1:
+        return said + drawn
+    return f'<div class="beside">{drawn}<div>{said}</div></div>'
 
 
 def _table(document: Document) -> str:
