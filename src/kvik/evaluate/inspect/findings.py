@@ -120,8 +120,8 @@ def _window(document: Document) -> tuple[str, str] | None:
     both = by_layer(layers, at("attention", "streaming", size))
     worst, least = min(both, key=lambda f: f[1])
     return (
-        f"The last {size} tokens hold {percent(_average(alone))} of the attention, with the first "
-        f"4 {percent(_average(both))}, {_ends(both, percent)}.",
+        f"The last {size} tokens hold {percent(_average(alone))} of the attention, those and the "
+        f"first four {percent(_average(both))}, {_ends(both, percent)}.",
         f"sinks:4+window:{size} would leave {percent(1 - _average(both))} of this attention "
         f"without its tokens, and {percent(1 - least)} in layer {worst}; a fact that only stands "
         "outside the window is lost, whatever the average.",
