@@ -124,7 +124,7 @@ def test_keys_that_stand_out_are_found_by_their_keys() -> None:
     assert "Keys alone say something" in _said(found)["likeness"]
     away = look(PLAIN, -q, k, _noise(T, 2, D))
     assert away.chosen is not None
-    assert float(away.chosen.beyond["distinct"][0.1].max()) < 0.01
+    assert float(away.chosen.beyond["distinct"][0.1].max()) < 0.03
     assert "a poor guide" in _said(away)["likeness"]
 
 

@@ -30,7 +30,7 @@ NOT_SEEN = "not seen"
 
 
 def draw(document: Document) -> dict[str, list[Picture]]:
-    """All pictures that apply to the model."""
+    """The pictures of all findings that the document has."""
     drawn = {
         "sinks": _sinks(document),
         "concentration": _concentration(document),
@@ -46,7 +46,9 @@ def draw(document: Document) -> dict[str, list[Picture]]:
         if with_part(document, "chosen"):
             drawn["likeness"].append(_rules(document, "distinct", ("distinct", "heavy", "small")))
         drawn["rank"] = [_rank(document)]
-    return drawn | {"depth": [_depth(document)], "heads": [_heads(document)]}
+    drawn |= {"depth": [_depth(document)], "heads": [_heads(document)]}
+    told = {finding["name"] for finding in document["findings"]}
+    return {name: pictures for name, pictures in drawn.items() if name in told}
 
 
 def _lines(document: Document, figures: Mapping[str, Figure]) -> list[Series]:

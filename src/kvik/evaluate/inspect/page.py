@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from kvik.evaluate.inspect.findings import Finding, findings
 from kvik.evaluate.inspect.table import columns
 from kvik.evaluate.inspect.view import Document
 from kvik.evaluate.page import gallery, page, paragraph, terms
@@ -15,7 +14,9 @@ from kvik.machine import human_bytes
 
 def render(document: Document, pictures: Mapping[str, Sequence[Picture]]) -> str:
     """The page as HTML text; ``pictures`` are those of :func:`drawings.draw`."""
-    sections = [(x.title, _finding(x, pictures.get(x.name, ()))) for x in findings(document)]
+    sections = [
+        (x["title"], _finding(x, pictures.get(x["name"], ()))) for x in document["findings"]
+    ]
     told = columns(document)
     sections += [
         ("All layers", _table(document)),
@@ -32,10 +33,10 @@ def render(document: Document, pictures: Mapping[str, Sequence[Picture]]) -> str
     return page(f"What KV-cache techniques rest on: {document['model']}", lead, sections)
 
 
-def _finding(found: Finding, pictures: Sequence[Picture]) -> str:
+def _finding(found: Mapping[str, str], pictures: Sequence[Picture]) -> str:
     """The sentences, beside the picture where there is only one."""
-    figure, means = (text.replace(" %", "\u00a0%") for text in (found.figure, found.means))
-    said = paragraph(found.rests) + paragraph(figure, "") + paragraph(means, "")
+    figure, means = (text.replace(" %", "\u00a0%") for text in (found["figure"], found["means"]))
+    said = paragraph(found["rests"]) + paragraph(figure, "") + paragraph(means, "")
     drawn = gallery([(picture, picture.description) for picture in pictures])
     if len(pictures) != 1:
         return said + drawn
