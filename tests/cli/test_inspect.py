@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ def test_everything_that_is_left_behind(kvik: Call, tiny_model: Path, tmp_path: 
     # Each picture of the page is a file, every finding is on it, and it asks for nothing.
     assert page.count("<svg ") == len(images)
     for finding in facts["findings"]:
-        assert finding["rests"] in page
-        assert finding["figure"].replace(" %", "\u00a0%") in page
+        assert escape(finding["rests"]) in page
+        assert escape(finding["figure"]).replace(" %", "\u00a0%") in page
     assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) <= {"data:,"} | set(
         re.findall(r'href="(#[^"]*)"', page)
     )
