@@ -44,16 +44,16 @@ def test_everything_that_is_left_behind(kvik: Call, tiny_model: Path, tmp_path: 
     )
     assert not re.search(r"https?://|@import|<script|url\((?!#)", page)
 
-    rows = list(csv.DictReader((out / "query_heads.csv").open()))
+    rows = list(csv.DictReader((out / "query_heads.csv").read_text().splitlines()))
     assert len(rows) == 2 * 4
     shown = float(rows[5]["first_4"])
     assert shown == facts["layers"][1]["attention"]["sink"]["4"][1]
-    heads = list(csv.DictReader((out / "kv_heads.csv").open()))
+    heads = list(csv.DictReader((out / "kv_heads.csv").read_text().splitlines()))
     assert len(heads) == 2 * 2
     assert (
         float(heads[3]["k_outlier"]) == facts["layers"][1]["stored"]["streams"]["k"]["outlier"][1]
     )
-    assert len(list(csv.DictReader((out / "channels.csv").open()))) == 2 * 2 * 32
+    assert len(list(csv.DictReader((out / "channels.csv").read_text().splitlines()))) == 2 * 2 * 32
 
 
 def test_without_a_folder_the_figures_are_printed(kvik: Call, tiny_model: Path) -> None:
