@@ -302,11 +302,14 @@ def _depth(document: Document) -> tuple[str, str] | None:
     if len(layers) < 6:
         return figure, f"{len(layers)} layers are too few to call it a trend."
     if steady < -0.5 and last < first - 0.2:
-        return figure, "It narrows with depth, as PyramidKV assumes: early layers need more tokens."
+        return (
+            figure,
+            "On the whole it narrows with depth, as PyramidKV assumes; single layers differ.",
+        )
     if steady > 0.5 and last > first + 0.2:
         return (
             figure,
-            "It widens with depth, against what PyramidKV assumes: late layers need more.",
+            "On the whole it widens with depth, against what PyramidKV assumes.",
         )
     return figure, "There is no steady trend: budgets that fall with depth have no basis here."
 
