@@ -222,6 +222,28 @@ def evaluate(model: str | None, out: str | None, as_json: bool, **options: Any) 
     return ask(model, out, as_json=as_json, **options)
 
 
+@cli.command(
+    epilog="kvik inspect smollm2-135m --out out/inspect\n"
+    "kvik inspect gemma3-270m --text book.txt --context 4096\n"
+    "kvik inspect ./model.gguf --json"
+)
+@_MODEL
+@click.option("--text", type=click.Path(), help="UTF-8 text to read, not the built-in one.")
+@click.option("--context", default=1024, show_default=True, type=click.IntRange(1))
+@click.option("--out", type=click.Path(), help="Folder for the page, pictures, CSV and JSON.")
+@_JSON
+def inspect(model: str, as_json: bool, **options: Any) -> None:
+    """Show what KV-cache techniques rest on, for your model and your text.
+
+    Attention sinks, how few tokens carry attention, what a window keeps, whether heavy hitters
+    persist, outlier channels, ranges and 4-bit errors of K and V, rank, and how layers and heads
+    differ: in sentences and pictures, for every layer and head.
+    """
+    from kvik.commands.inspect import inspect_model
+
+    inspect_model(model, as_json=as_json, **options)
+
+
 @cli.group(
     cls=_HelpGroup, invoke_without_command=True, epilog="kvik bench waste\nkvik bench waste --help"
 )
