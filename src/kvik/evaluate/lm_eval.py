@@ -80,7 +80,8 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
     an answer where the task names none. ``batch_size``: answers that run together at most.
     ``memory``: bytes of K and V for them, as "512MiB"; a quarter of what is free if not given.
     ``seed``: of sampled answers. ``add_bos_token``, ``prefix_token_id``: as in lm-eval's ``hf``.
-    ``dense``: unpack the weights to float32.
+    ``dense``: unpack the weights to float32. ``device`` and ``max_batch_size`` are what lm-eval
+    says to every model ("cuda:0" where nobody gave a device); kvik runs on the CPU.
     """
 
     def __init__(
@@ -103,8 +104,6 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         if unknown:
             raise KvikError(f"--model_args of kvik have no {sorted(unknown)[0]!r}")
-        if device not in (None, "cpu"):
-            raise KvikError(f"kvik runs on the CPU, not on {device!r}: leave --device out")
         # lm-eval reads the word none, which is a recipe here, as Python's None.
         self.recipe = Recipe.parse("none" if kv is None else str(kv))
         self.model = load_model(str(pretrained), dense=dense)
@@ -169,7 +168,7 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
                     answer = (score.loglikelihood, score.greedy)
                     self.cache_hook.add_partial("loglikelihood", key, answer)
                 bar.update()
-        self.facts.requests["loglikelihood"] += len(requests)
+        self.facts.requests["loglikelihood"] += sum(key is not None for key, _, _ in requests)
         return [(found[i].loglikelihood, found[i].greedy) for i in range(len(requests))]
 
     def _passage(self, context: list[int], asked: list[int]) -> Passage:
@@ -196,6 +195,7 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
         scores = self._loglikelihood_tokens(windows, disable_tqdm)
         for owner, (value, _) in zip(owners, scores, strict=True):
             totals[owner] += value
+        self.facts.requests["loglikelihood_rolling"] += len(requests)
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
