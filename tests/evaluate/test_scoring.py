@@ -74,9 +74,7 @@ def test_a_greedy_answer_is_known_as_one(model: Model) -> None:
         logits = session.feed(answer[-1:])
     wrong = [*answer[:3], answer[3] ^ 1, *answer[4:]]
     found = sorted(
-        score_passages(
-            model, "int8", [Passage((*prompt, *a), 6) for a in (answer, wrong)], Work()
-        )
+        score_passages(model, "int8", [Passage((*prompt, *a), 6) for a in (answer, wrong)], Work())
     )
     assert [score.greedy for score in found] == [True, False]
     assert found[0].loglikelihood > found[1].loglikelihood
