@@ -1,11 +1,12 @@
 """What docs/claims.md measures: KL of cache and weight quantization, no cache, reach, paging.
 
-    python bench/claims.py                          all of it, under five minutes on two free cores
+    python bench/claims.py                          all of it
     python bench/claims.py no-cache                 one part
     python tools/claims_page.py                     then the page
 
 SmolLM2-135M-Instruct; the text is the Python language reference. Only ratios of times are kept, of
-turns that alternate in one run, since machines differ and this one may be shared.
+turns that alternate in one run, since machines differ and this one may be shared. On two cores with
+six other jobs it took ten minutes of processor time, eight of them `quality`.
 """
 
 from __future__ import annotations

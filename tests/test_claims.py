@@ -173,3 +173,18 @@ def test_what_the_measurements_must_show(tool: ModuleType) -> None:
     assert m["reach_211"]["window_logit_change"] == 0
     assert m["w16_int8"]["kl"] < m["w16_int8_int4"]["kl"] < m["w16_int4"]["kl"]
     assert m["bare_128"]["ratio"] < m["bare_512"]["ratio"] < m["bare_1024"]["ratio"]
+
+
+def test_the_verdicts_follow_from_the_figures(tool: ModuleType) -> None:
+    """What the page says in words, so that other records cannot leave it standing."""
+    d, m = tool.derived(), tool.measured()
+    assert m["w16_int8"]["ppl_ratio"] - 1 < 0.005
+    assert m["w16_int4"]["ppl_ratio"] - 1 > 0.05
+    assert m["bare_128"]["ratio"] > 10
+    assert m["bare_1024"]["ratio"] > 100
+    assert m["reach_105"]["window_kl"] < 1e-3 * m["reach_105"]["full_kl"]
+    assert 0.6 < m["waste_Oracle"] < m["waste_Max"] < 0.8
+    assert 2 < m["more_than_Oracle"] < m["more_than_Max"]
+    assert tool.related(d, m)["k8v4_over_int8"] < tool.related(d, m)["int4_over_int8"] / 4
+    assert d["mla_gqa4"] < 0.5 < 0.7 < d["mla_gqa8"]
+    assert len({r["env"]["commit"] for r in tool.records("claims")}) == 1

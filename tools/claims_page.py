@@ -208,6 +208,7 @@ def related(d: Figures, m: Figures) -> Figures:
     sums = {c: m["w4_fp32"]["kl"] + m[f"w16_{c}"]["kl"] for c in ("int8", "int4")}
     return {
         "int4_over_int8": m["w16_int4"]["kl"] / m["w16_int8"]["kl"],
+        "k8v4_over_int8": m["w16_int8_int4"]["kl"] / m["w16_int8"]["kl"],
         "k8v4_4096": d["l2_4096"] * d["bits_k8v4"] / 16,
         "again_new": d["again_kept"] - 1024 + 1,
         "dilution": m["reach_105"]["window_kl"] / m["reach_105"]["full_kl"],
@@ -254,16 +255,16 @@ class _Figure:
             "mib": lambda: _plain(value / 2**20),
             "gb": lambda: f"{float(value) / 1e9:.2f}",
             "pct": lambda: f"{100 * float(value):.1f}",
-            "num": lambda: _plain(float(value)),
+            "num": lambda: _plain(value, 4),
             "times": lambda: f"{float(value):.0f}" if value >= 10 else f"{float(value):.1f}",
             "sci": lambda: "0" if value == 0 else f"{float(value):.2g}",
         }
         return forms[form]() if form in forms else format(float(value), form)
 
 
-def _plain(value: Any) -> str:
-    """Two decimals at most, none where they are zeros."""
-    return f"{float(value):,.2f}".rstrip("0").rstrip(".")
+def _plain(value: Any, most: int = 2) -> str:
+    """So many decimals at most, none where they are zeros."""
+    return f"{float(value):,.{most}f}".rstrip("0").rstrip(".")
 
 
 def main() -> int:
