@@ -13,7 +13,7 @@ DEMO_CONTEXT ?= 1024
 DEMO_RECIPES ?= fp32 fp16 int8 int4 int8/int4 window:256 sinks:4+window:252
 
 NEEDS = needs Python 3.11 or newer with venv: apt-get install python3 python3-venv g++ make
-EVERYTHING = run,hf,test,dev
+EVERYTHING = run,hf,lmeval,ray,test,dev
 SLOW = kvik: no C++ compiler, so without the native library and slower: apt-get install g++
 NATIVE = CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc)
 

@@ -34,6 +34,7 @@ class Vocabulary:
 
     ``size``: how many ids there are; ``spell``: the bytes of an id below it, None for an id that
     stands for nothing (a padded vocabulary);
+    ``eos_id``: the one that the model's files name as the end of a text;
     ``control``: the special tokens by their text; ``prefix``: ids put before every text;
     ``drop_space``: the encoder puts a space before the text, and decoding takes it away again.
     """
@@ -46,6 +47,7 @@ class Vocabulary:
     prefix: tuple[int, ...]
     drop_space: bool
     chat_template: str | None
+    eos_id: int | None = None
 
 
 class Tokenizer:
@@ -90,6 +92,11 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends a turn or a text."""
         return self._vocabulary.eos_ids
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that the model's files name as the end of a text, if they name one."""
+        return self._vocabulary.eos_id
 
     @property
     def drop_space(self) -> bool:

@@ -53,6 +53,7 @@ def _vocabulary(folder: Path, tokenizer: Tokenizer, layout: dict[str, Any]) -> V
         spell=spell,
         control=control,
         bos_id=by_text.get(bos_text or ""),
+        eos_id=by_text.get(eos_text or ""),
         eos_ids=frozenset(ends | {index for index in listed if type(index) is int}),
         prefix=_prefix(tokenizer),
         drop_space=_drops_space(layout),

@@ -120,6 +120,7 @@ class _Metadata:
             spell=spell,
             control=self._control,
             bos_id=bos,
+            eos_id=self._id("eos"),
             eos_ids=frozenset(
                 {index for index in named if index is not None}
                 | {index for token, index in self._control.items() if token in END_TOKENS}
