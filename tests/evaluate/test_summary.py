@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvik.evaluate.summary import summarize
+from kvik.evaluate.outcome.summary import summarize
 
 
 def cell(task: str, sample: int, recipe: str, values: Any, *, repeat: bool = False) -> Any:

@@ -14,7 +14,11 @@ from rich.console import Console
 from kvik.commands.progress import fetch_progress
 from kvik.commands.results import out_folder, present, to_json
 from kvik.errors import KvikError
-from kvik.evaluate.eval_table import CellBar, make_table, notes
+from kvik.evaluate.files import write_atomic
+from kvik.evaluate.outcome.charts import draw
+from kvik.evaluate.outcome.report import render
+from kvik.evaluate.outcome.sheets import sheets
+from kvik.evaluate.outcome.table import CellBar, make_table, notes
 from kvik.evaluate.sweep.store import Store
 from kvik.evaluate.sweep.sweep import Question, prepare, run
 from kvik.evaluate.tasks import Ask, Task
@@ -69,13 +73,28 @@ def evaluate(question: Question, out: str | None, *, as_json: bool) -> int:
             click.echo(f"{kept} cells are there already, {left} to go", err=True)
         with CellBar(errors, left) as bar:
             result = run(prepared, store, bar.advance)
+        # Before any file: what took hours to measure is not lost to a full disk.
         text = to_json(result)
-        files = {} if folder is None else {folder / "eval.json": text}
-        present(text, files, lambda: make_table(result), as_json=as_json, notes=notes(result))
+        present(text, {}, lambda: make_table(result), as_json=as_json, notes=notes(result))
+        for name in () if folder is None else _leave(result, folder):
+            if not as_json:
+                click.echo(name)
     for cell in result["failed"]:
         where = ", ".join(f"{k} {v}" for k, v in cell["where"].items() if not isinstance(v, list))
         click.echo(f"kvik: {cell['task']} ({where}) {cell['recipe']}: {cell['error']}", err=True)
     return 1 if result["failed"] else 0
+
+
+def _leave(result: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Writes every file, each whole, the data first; yields what was written."""
+    drawn = draw(result)
+    texts = {"eval.json": to_json(result), "eval.html": render(result, drawn), **sheets(result)}
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+        yield str(folder / name)
+    pictures = [chart.picture.write_png(folder) for task in drawn for chart in task.charts]
+    if pictures:
+        yield f"{folder / '*.png'}: {len(pictures)} pictures"
 
 
 @contextmanager

@@ -15,9 +15,9 @@ Row = Sequence[Any]
 def sheets(comparison: Mapping[str, Any]) -> dict[str, str]:
     """Names of files and their text; figures that are not there are empty cells."""
     return {
-        "figures.csv": _text(_figures(comparison)),
-        "needles.csv": _text(_needles(comparison)),
-        "curves.csv": _text(_curves(comparison)),
+        "figures.csv": to_csv(_figures(comparison)),
+        "needles.csv": to_csv(_needles(comparison)),
+        "curves.csv": to_csv(_curves(comparison)),
     }
 
 
@@ -57,7 +57,8 @@ def _curves(comparison: Mapping[str, Any]) -> Iterable[Row]:
                 yield result["recipe"], name, x, value
 
 
-def _text(rows: Iterable[Row]) -> str:
+def to_csv(rows: Iterable[Row]) -> str:
+    """Lines of a CSV file, each value safe to open in a spreadsheet."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([_cell(value) for value in row] for row in rows)

@@ -134,6 +134,7 @@ class _Streamed(_Kind):
         }
         if self.task == "drift":
             row["slope"] = asdict(self._slope(recipe, units))
+            row["curve"] = np.mean([blocks(ours[u]["kl"]) for u in units], axis=0).tolist()
         return row
 
     def paired(self, recipe: str, units: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -54,25 +54,32 @@ class CellBar:
             self._console.print(Text(f"{self._done}/{self._total} {what}: {state}"))
 
 
+HEADS = ("task", "context", "recipe", "KV bytes", "quality", "95 % interval", "more", "counted")
+
+
 def make_table(result: Mapping[str, Any]) -> Table:
     """One row for each task, context and recipe."""
     table = Table(title=Text(f"{result['model']}, {result['text']}"), title_justify="left")
-    for head in ("task", "context", "recipe"):
-        table.add_column(head, no_wrap=True)
-    for head in ("KV bytes", "quality", "95 % interval", "more", "counted"):
-        table.add_column(head, justify="right")
+    for number, head in enumerate(HEADS):
+        table.add_column(head, no_wrap=number < 3, justify="left" if number < 3 else "right")
     last = None
     for row in result["rows"]:
         at = (row["task"], row["context"])
         if last is not None and at != last:
             table.add_section()
-        first = ("", "") if at == last else (row["task"], f"{row['context']:,}")
+        texts = cells(row)
+        shown = ("", "", *texts[2:]) if at == last else texts
+        table.add_row(*(Text(text) for text in shown))
         last = at
-        kind = Task.registry[row["task"]].kind
-        figures = _recalled(row) if kind == "recall" else _streamed(row)
-        size = human_bytes(row["kv_bytes"])
-        table.add_row(*(Text(t) for t in (*first, row["recipe"], size, *figures)))
     return table
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row as it is written under ``HEADS``."""
+    kind = Task.registry[row["task"]].kind
+    figures = _recalled(row) if kind == "recall" else _streamed(row)
+    first = (row["task"], f"{row['context']:,}", row["recipe"])
+    return (*first, human_bytes(row["kv_bytes"]), *figures)
 
 
 def _streamed(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
