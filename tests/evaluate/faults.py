@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from kvik.recipe import Codec, Plane
-from kvik.recipe.stage import REGISTRY, arg
+from kvik.cache.pageio import write_pages
+from kvik.engine.session import Session
+from kvik.evaluate.tasks import REFERENCE, Subject
+
+PAGE = 16
+FAULTY = f"fp32+page:{PAGE}"
 
 
-@contextmanager
-def planted() -> Iterator[None]:
-    """Recipes may say ``lossy:every=8`` inside, and nobody finds the stage afterwards."""
+class LosesPages(Session):
+    """After every step, every ``every``-th full page is all zeros, as if it had been lost."""
 
-    @dataclass(frozen=True)
-    class Lossy(Codec):
-        """float32, but one token in ``every`` is zero, others for each KV head: by its digits."""
+    every = 4
 
-        names: ClassVar = {"lossy": {}}
+    def _step(self, tokens: Seq[int], rows: Tensor | None) -> Tensor:
+        out = super()._step(tokens, rows)
+        for group, table in zip(
+            self.plan.groups, self._sequence.state.main, strict=True
+        ):
+            full = len(self.tokens) // PAGE
+            lost = np.asarray(table.pages[:full][1 :: self.every])
+            size = group.main.page_bytes
+            zeros = torch.zeros((lost.size, size), dtype=torch.uint8)
+            write_pages(self.cache.pool, size, lost, zeros)
+        return out
 
-        every: int = arg(8, minimum=1)
 
-        def planes(self, dim: int) -> Mapping[str, Plane]:
-            return {"x": Plane("float32", (dim,))}
+@dataclass(frozen=True)
+class Faulty(Subject):
+    """The dense cache is whole; ``FAULTY`` loses pages."""
 
-        def encode(self, x: Tensor) -> dict[str, Tensor]:
-            digits = (x.abs().sum(-1, keepdim=True) * 1e5).long()
-            return {"x": x.float().masked_fill(digits % self.every == 0, 0.0)}
+    every: int = 4
 
-        def decode(self, planes: Mapping[str, Tensor]) -> Tensor:
-            return planes["x"]
-
-    try:
-        yield
-    finally:
-        del REGISTRY["lossy"]
+    def session(self, recipe: str, tokens: int, forks: int = 1) -> Session:
+        if recipe == REFERENCE:
+            return super().session(recipe, tokens, forks)
+        found = LosesPages(self.model, recipe, max_tokens=tokens, max_forks=forks)
+        found.every = self.every
+        return found
