@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
-DRAWS = 2000
+DRAWS = 1000
 SHARE = 0.95
 
 Floats = NDArray[np.float64]
@@ -84,8 +84,7 @@ def noise(
     cut, n = blocks(sizes, block), n or sum(sizes)
     draw, value = np.random.default_rng(0), figures(whole)
     ours = [_drawn(whole, cut, len(cut), draw) for _ in range(draws)]
-    count = max(1, round(n / block))
-    theirs = [_drawn(whole, cut, count, draw) for _ in range(draws)]
+    theirs = [_drawn(whole, cut, max(1, round(n / block)), draw) for _ in range(draws)]
     inside, outside = {}, {}
     for name, at in value.items():
         a, b = (np.array([one[name] for one in many]) for many in (ours, theirs))

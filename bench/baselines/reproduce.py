@@ -8,7 +8,8 @@
 ``quantized``: 2,048 tokens of context, then 512 teacher-forced tokens in chunks of 32, at three
 offsets of the text. ``streaming``: two texts of 4,096 tokens through a budget of 256. Every cache
 is set against the full cache of the same system, on the same tokens. A system is a process of its
-own in its own environment; one that is missing is left out, and said to be.
+own in its own environment; one that is missing is left out, and said to be. Finished cells are
+kept in out/baselines: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from typing import Any
 
 import numpy as np
 from caches import BUDGET, QUANTIZED, REFERENCES, STREAMS, WORKERS, Cache, Peer, Stream
+from cells import Cells
 from noise import Sample, figures, noise
+from numpy.typing import NDArray
 
 from kvik.errors import KvikError
-from kvik.evaluate.metrics import Rows, score
+from kvik.evaluate.metrics import Rows, log_softmax, score
 from kvik.evaluate.provenance import environment
 from kvik.evaluate.text import library_text, windows
 from kvik.machine import usable_cores
@@ -57,6 +60,18 @@ class Protocol:
     texts: int = 2
     positions: int = 120
 
+    @property
+    def cell(self) -> dict[str, int]:
+        """What matters to a single cell: not how many there are."""
+        return {
+            name: value for name, value in vars(self).items() if name not in ("offsets", "texts")
+        }
+
+    @property
+    def some(self) -> list[int]:
+        """Evenly spread positions past the budget."""
+        return [int(i) for i in np.linspace(BUDGET, self.length - 2, self.positions)]
+
 
 @dataclass(frozen=True)
 class Text:
@@ -73,37 +88,60 @@ class Text:
         return Text([place[0] for place in places], [[ids[i] for i in place] for place in places])
 
 
+class Worker(Process):
+    """A system with the model loaded, and its versions."""
+
+    def __init__(self, peer: Peer, python: Path, model: Path, threads: int) -> None:
+        super().__init__(peer, python, HERE / WORKERS[peer], threads)
+        try:
+            self.versions = self.ask("open", model=str(model), threads=threads)["versions"]
+        except KvikError:
+            self.close()
+            raise
+
+
 @contextlib.contextmanager
-def opened(peer: Peer, model: Path, threads: int) -> Iterator[tuple[Process, dict[str, str]]]:
-    """A worker with the model loaded, and its versions; KvikError where that cannot be had."""
+def opened(peer: Peer, model: Path, threads: int) -> Iterator[Worker]:
+    """A worker; KvikError where it cannot be had."""
     python = python_of(peer)
     if python is None:
         raise KvikError(f"{peer} is not installed")
-    worker = Process(peer, python, HERE / WORKERS[peer], threads)
+    worker = Worker(peer, python, model, threads)
     try:
-        yield worker, worker.ask("open", model=str(model), threads=threads)["versions"]
+        yield worker
     finally:
         worker.close()
 
 
-def compared(
-    full: Path, ours: Path, targets: Sequence[int], at: Sequence[int] | None = None
-) -> Sample:
-    """Scores a file of logits against the full cache's.
+@dataclass(frozen=True)
+class Full:
+    """The logits ``[T, vocab]`` that a system's full cache gives, and the tokens that came."""
 
-    ``at`` are the rows of ``full`` that ``ours`` has, where it has not all of them.
-    """
-    reference, rows = np.load(full, mmap_mode="r"), np.load(ours, mmap_mode="r")
-    at = np.arange(len(rows)) if at is None else np.asarray(at)
-    wanted = np.asarray(targets)
-    parts, dense = [], []
-    for low in range(0, len(at), STEP):
-        here = at[low : low + STEP]
-        theirs = reference[here]
-        parts.append(score(theirs, rows[low : low + STEP], wanted[here]))
-        dense.append(score(theirs, theirs, wanted[here]))
-    found = Rows.join(parts)
-    return Sample(found.kl, found.agree, found.nll, Rows.join(dense).nll)
+    logits: Any
+    targets: NDArray[np.int64]
+    nll: NDArray[np.float64]
+
+    @staticmethod
+    def of(path: Path, targets: Sequence[int]) -> Full:
+        """Reads a file of logits, which stays on the disk."""
+        logits, wanted = np.load(path, mmap_mode="r"), np.asarray(targets)
+        parts = [
+            -log_softmax(logits[low : low + STEP])[np.arange(len(here)), here]
+            for low in range(0, len(logits), STEP)
+            for here in (wanted[low : low + STEP],)
+        ]
+        return Full(logits, wanted, np.concatenate(parts))
+
+    def against(self, path: Path, at: Sequence[int] | None = None) -> Sample:
+        """Scores a file of logits of rows ``at``, or of all."""
+        rows = np.load(path, mmap_mode="r")
+        chosen = np.arange(len(rows)) if at is None else np.asarray(at)
+        parts = []
+        for low in range(0, len(chosen), STEP):
+            here = chosen[low : low + STEP]
+            parts.append(score(self.logits[here], rows[low : low + STEP], self.targets[here]))
+        found = Rows.join(parts)
+        return Sample(found.kl, found.agree, found.nll, self.nll[chosen])
 
 
 def bits(peer: Peer, found: Record, full: Record) -> float:
@@ -115,36 +153,67 @@ def bits(peer: Peer, found: Record, full: Record) -> float:
     return REFERENCES[peer][1] + 8 * (found["bytes"] - full["bytes"]) / full["elements"]
 
 
-def quantized(
-    peer: Peer, caches: Sequence[Cache], model: Path, text: Text, protocol: Protocol, threads: int
-) -> Iterator[Record]:
-    """One record for each cache of one system that could be run."""
-    samples: dict[Cache, list[Sample]] = {cache: [] for cache in caches}
-    facts: dict[Cache, Record] = {}
-    with opened(peer, model, threads) as (worker, versions), tempfile.TemporaryDirectory() as name:
-        full_file, file = Path(name) / "full.npy", Path(name) / "ours.npy"
-        for number, ids in enumerate(text.ids):
-            asked = {"ids": ids[:-1], "context": protocol.context, "chunk": protocol.chunk}
-            targets = ids[protocol.context + 1 :]
-            full = worker.ask("forced", **asked, cache=REFERENCES[peer][0], out=str(full_file))
-            for cache in list(samples):
-                start = time.perf_counter()
+@dataclass(frozen=True)
+class Run:
+    """What all systems get: the model, the text and how it is used."""
+
+    model: Path
+    text: Text
+    protocol: Protocol
+    threads: int
+    cells: Cells
+
+    def key(self, one: Cache | Stream, start: int) -> Record:
+        """All that a cell depends on, but the versions and the machine."""
+        what = {"peer": one.peer, "settings": one.settings, "model": self.model.name}
+        return what | {"start": start, "protocol": self.protocol.cell}
+
+    def missing(self, many: Sequence[Any]) -> Iterator[tuple[int, list[int], list[Any]]]:
+        """Of every text its start, its tokens and what still has to be run on it."""
+        for start, ids in zip(self.text.starts, self.text.ids, strict=True):
+            left = [one for one in many if self.cells.find(self.key(one, start)) is None]
+            if left:
+                yield start, ids, left
+
+    def done(self, one: Any) -> list[tuple[Sample, Record]] | None:
+        """The cells of one cache, a text each; None unless it has all of them."""
+        found = [self.cells.find(self.key(one, start)) for start in self.text.starts]
+        return None if None in found else [cell for cell in found if cell]
+
+
+def run_quantized(run: Run, peer: Peer, caches: Sequence[Cache]) -> None:
+    """Runs the caches of one system that have not been run."""
+    with contextlib.ExitStack() as stack:
+        worker = None
+        for start, ids, left in run.missing(caches):
+            worker = worker or stack.enter_context(opened(peer, run.model, run.threads))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            whole, file = folder / "full.npy", folder / "ours.npy"
+            asked = {"ids": ids[:-1], "context": run.protocol.context, "chunk": run.protocol.chunk}
+            facts = worker.ask("forced", **asked, cache=REFERENCES[peer][0], out=str(whole))
+            full = Full.of(whole, ids[run.protocol.context + 1 :])
+            for cache in left:
+                since = time.perf_counter()
                 try:
                     found = worker.ask("forced", **asked, cache=cache.settings, out=str(file))
-                    part = compared(full_file, file, targets)
+                    part = full.against(file)
                 except KvikError as error:
                     print(f"  {cache.name}: {error}; left out", flush=True)
-                    del samples[cache]
                     continue
-                samples[cache].append(part)
-                facts[cache] = {"bits": bits(peer, found, full), "bytes": found["bytes"]}
-                seconds = time.perf_counter() - start
-                say(f"{cache.name}, offset {number + 1}", part, seconds)
-    for cache, parts in samples.items():
-        n = cache.published.n if cache.published else None
-        shared = {"part": "quantized", "cache": cache.name, "system": peer, "versions": versions}
-        protocols = {"context": protocol.context, "chunk": protocol.chunk, "starts": text.starts}
-        yield shared | protocols | facts[cache] | summary(parts, n)
+                said = {"bits": bits(peer, found, facts), "bytes": found["bytes"]}
+                run.cells.keep(run.key(cache, start), part, said | {"versions": worker.versions})
+                say(f"{cache.name}, from {start}", part, time.perf_counter() - since)
+
+
+def of_quantized(run: Run, caches: Sequence[Cache]) -> Iterator[Record]:
+    """One record for each cache that has run on every text."""
+    for cache in caches:
+        if cells := run.done(cache):
+            parts, facts = [part for part, _ in cells], cells[-1][1]
+            n = cache.published.n if cache.published else None
+            shared = {"part": "quantized", "cache": cache.name, "system": cache.peer}
+            shared |= {"context": run.protocol.context, "chunk": run.protocol.chunk}
+            yield shared | {"starts": run.text.starts} | facts | summary(parts, n)
 
 
 def say(name: str, part: Sample, seconds: float) -> None:
@@ -168,39 +237,46 @@ def summary(parts: Sequence[Sample], n: int | None = None, block: int = 32) -> R
     }
 
 
-def streaming(
-    peer: Peer, streams: Sequence[Stream], model: Path, text: Text, protocol: Protocol, threads: int
-) -> Iterator[Record]:
-    """One record for each cache and set of positions: all past the budget, or some of them."""
-    last = protocol.length - 1
-    every = list(range(BUDGET, last))
-    some = [int(i) for i in np.linspace(BUDGET, last - 1, protocol.positions)]
-    early = [i for i in every if i < 2 * BUDGET]
-    samples: dict[tuple[str, str], list[Sample]] = {}
-    with opened(peer, model, threads) as (worker, versions), tempfile.TemporaryDirectory() as name:
-        full_file, file = Path(name) / "full.npy", Path(name) / "ours.npy"
-        for number, ids in enumerate(text.ids):
-            targets = [*ids[1:], 0]
-            worker.ask("streamed", ids=ids, cache=REFERENCES[peer][0], out=str(full_file))
-            for stream in streams:
-                start = time.perf_counter()
+def run_streaming(run: Run, peer: Peer, streams: Sequence[Stream]) -> None:
+    """Runs the streams of one system that have not been run."""
+    some = run.protocol.some
+    with contextlib.ExitStack() as stack:
+        worker = None
+        for start, ids, left in run.missing(streams):
+            worker = worker or stack.enter_context(opened(peer, run.model, run.threads))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            whole, file = folder / "full.npy", folder / "ours.npy"
+            worker.ask("streamed", ids=ids, cache=REFERENCES[peer][0], out=str(whole))
+            full = Full.of(whole, [*ids[1:], 0])
+            for stream in left:
+                since = time.perf_counter()
                 if stream.settings is None:
                     worker.ask("recomputed", ids=ids, at=some, budget=BUDGET, out=str(file))
-                    found = {"some": compared(full_file, file, targets, some)}
+                    part = full.against(file, some)
                 else:
                     worker.ask("streamed", ids=ids, cache=stream.settings, out=str(file))
-                    whole = compared(full_file, file, targets)
-                    places = {"all": every, "some": some, "early": early}
-                    found = {key: whole.take(np.asarray(at)) for key, at in places.items()}
-                for key, part in found.items():
-                    samples.setdefault((stream.name, key), []).append(part)
-                seconds = time.perf_counter() - start
-                say(f"{stream.name}, text {number + 1}", next(iter(found.values())), seconds)
-    for (stream_name, key), parts in samples.items():
-        shared = {"part": "streaming", "cache": stream_name, "system": peer, "versions": versions}
-        shared |= {"budget": BUDGET, "length": protocol.length, "positions": key}
-        # Positions that are far from each other are blocks of their own.
-        yield shared | {"starts": text.starts} | summary(parts, block=1 if key == "some" else 32)
+                    part = full.against(file)
+                run.cells.keep(run.key(stream, start), part, {"versions": worker.versions})
+                say(f"{stream.name}, from {start}", part, time.perf_counter() - since)
+
+
+def of_streaming(run: Run, streams: Sequence[Stream]) -> Iterator[Record]:
+    """One record for each cache and set of positions: all past the budget, or some of them."""
+    every = range(BUDGET, run.protocol.length - 1)
+    places = {"all": every, "some": run.protocol.some, "early": every[:BUDGET]}
+    for stream in streams:
+        cells = run.done(stream)
+        for name, at in places.items() if cells else ():
+            parts = [part for part, _ in cells or ()]
+            if stream.settings is not None:
+                parts = [part.take(np.asarray(at)) for part in parts]
+            elif name != "some":
+                continue
+            shared = {"part": "streaming", "cache": stream.name, "system": stream.peer}
+            shared |= {"budget": BUDGET, "length": run.protocol.length, "positions": name}
+            shared |= {"starts": run.text.starts, "versions": (cells or [])[-1][1]["versions"]}
+            # Positions that are far from each other are blocks of their own.
+            yield shared | summary(parts, block=1 if name == "some" else 32)
 
 
 def chosen(many: Iterable[Any], only: Sequence[str] | None) -> list[Any]:
@@ -221,33 +297,39 @@ def main() -> None:
     for name, value in asdict(Protocol()).items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{value} unless given")
     parser.add_argument("--threads", type=int, default=min(2, usable_cores()))
+    parser.add_argument("--cells", type=Path, default=Path("out/baselines"), help="finished ones")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "baselines.jsonl")
     args = parser.parse_args()
     env = environment(args.threads) | {"command": shlex.join(["python", *sys.argv])}
     protocol = Protocol(**{name: getattr(args, name) for name in asdict(Protocol())})
     model = sources.resolve(args.model)
     if args.part == "quantized":
-        size, work, many = protocol.context + protocol.scored + 1, quantized, QUANTIZED
-        text = Text.of(model, size, protocol.offsets)
+        text = Text.of(model, protocol.context + protocol.scored + 1, protocol.offsets)
     else:
-        work, many = streaming, STREAMS
         text = Text.of(model, protocol.length, protocol.texts)
-    run = int(time.time())
+    many: Any = QUANTIZED if args.part == "quantized" else STREAMS
+    run = Run(model, text, protocol, args.threads, Cells(args.cells))
+    measure, records = PARTS[args.part]
     for peer in WORKERS:
         wanted = [one for one in chosen(many, args.only) if one.peer == peer]
         if not wanted:
             continue
         print(peer, flush=True)
         try:
-            records = list(work(peer, wanted, model, text, protocol, args.threads))
+            measure(run, peer, wanted)
         except KvikError as error:
             print(f"  {error}; left out", flush=True)
-            continue
+        made = list(records(run, wanted))
         with args.out.open("a") as file:
-            for record in records:
-                line = {"bench": "baselines", "run": run, "model": args.model, **record, "env": env}
+            for record in made:
+                line = {"bench": "baselines", "model": args.model, **record, "env": env}
                 file.write(json.dumps(line) + "\n")
 
+
+PARTS: dict[str, Any] = {
+    "quantized": (run_quantized, of_quantized),
+    "streaming": (run_streaming, of_streaming),
+}
 
 if __name__ == "__main__":
     try:
