@@ -69,7 +69,9 @@ def test_an_interval_is_that_of_the_mean_of_independent_tokens() -> None:
 def test_neighbours_that_are_alike_widen_it_and_single_tokens_would_not_see_that() -> None:
     values = np.repeat(np.random.default_rng(1).exponential(1.0, 48), 32)
     widths = {
-        block: np.diff(baselines.noise.noise([sample(values)], block=block).interval["kl"])[0]
+        block: np.diff(
+            baselines.noise.noise([sample(values)], block=block, draws=100).interval["kl"]
+        )[0]
         for block in (1, 32)
     }
     assert widths[32] > 4 * widths[1]
@@ -77,7 +79,7 @@ def test_neighbours_that_are_alike_widen_it_and_single_tokens_would_not_see_that
 
 def test_other_text_is_less_certain_and_the_less_the_shorter() -> None:
     values = np.random.default_rng(1).exponential(1.0, 1536)
-    many, few = (baselines.noise.noise([sample(values)], n) for n in (1536, 512))
+    many, few = (baselines.noise.noise([sample(values)], n, draws=400) for n in (1536, 512))
     for figure in many.interval:
         inside, same, shorter = (
             np.diff(one)[0]
