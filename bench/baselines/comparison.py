@@ -35,12 +35,13 @@ def newest(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def write(figure: str, value: float) -> str:
-    """A figure with the digits that matter: three of a KL, three places of the others."""
+    """A figure with the digits that matter: of a KL three, two below 0.001; else three places."""
     if not figure.startswith("kl"):
-        return f"{value:.3f}" if value < 100 else f"{value:.0f}"
+        return f"{value:.3f}"
     if value == 0:
         return "0"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    digits = 2 if value < 1e-3 else 3
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
 
 
 def place(record: Record, figure: str, published: str) -> str:
@@ -80,14 +81,11 @@ def side_by_side(rows: dict[Key, Record]) -> list[str]:
     found = [(cache, rows.get((cache.peer, cache.name, ""))) for cache in QUANTIZED]
     ready = [(cache, record) for cache, record in found if record]
     ready.sort(key=lambda one: (-round(one[1]["bits"], 1), one[1]["figures"]["kl"]))
-    head = ["cache", "bits an element", "KL", "p99", "top-1", "ppl x"]
-    return table(
-        head,
-        (
-            [title(cache), f"{record['bits']:.2f}", *(around(record, name) for name in FIGURES)]
-            for cache, record in ready
-        ),
-    )
+    lines = []
+    for cache, record in ready:
+        cells = [title(cache), str(record["n"]), f"{record['bits']:.2f}"]
+        lines.append([*cells, *(around(record, name) for name in FIGURES)])
+    return table(["cache", "n", "bits an element", *FIGURES.values()], lines)
 
 
 def against_published(rows: dict[Key, Record]) -> list[str]:
@@ -98,16 +96,16 @@ def against_published(rows: dict[Key, Record]) -> list[str]:
         if known is None:
             continue
         if record is None:
-            lines.append([cache.name, *["not measured"] * (2 + len(FIGURES))])
+            lines.append([cache.name, *["not measured"] * (3 + len(FIGURES))])
             continue
-        cells = [f"{known.bits} / {record['bits']:.2f}"]
+        cells = [f"{known.n} / {record['n']}", f"{known.bits} / {record['bits']:.2f}"]
         for figure in FIGURES:
             value = getattr(known, figure)
             ours = write(figure, record["figures"][figure])
             cells.append(f"{value} / {ours} {place(record, figure, value)}")
         each = [write("kl", one["kl"]) for one in record["by_offset"]]
         lines.append([cache.name, *cells, ", ".join(each)])
-    head = [f"{name}: published / here" for name in ("bits", *FIGURES.values())]
+    head = [f"{name}: published / here" for name in ("n", "bits", *FIGURES.values())]
     return table(["cache", *head, "KL at each offset"], lines)
 
 
@@ -139,16 +137,12 @@ def provenance(rows: dict[Key, Record]) -> list[str]:
     records = list(rows.values())
     env = records[0]["env"]
     versions = sorted({f"{k} {v}" for one in records for k, v in one["versions"].items() if v})
-    commits = sorted({one["env"]["commit"] or "unknown" for one in records})
-    starts = {
-        part: next((one["starts"] for one in records if one["part"] == part), [])
-        for part in ("quantized", "streaming")
-    }
-    said = {part: ", ".join(f"{one:,}" for one in many) for part, many in starts.items()}
+    commits = sorted({commit for one in records for commit in one["commits"]})
+    starts = sorted({(one["part"], *one["starts"]) for one in records})
+    places = "; ".join(f"{part}: {', '.join(f'{one:,}' for one in many)}" for part, *many in starts)
     return [
         f"{env['cpu']}, {env['cores']} cores ({', '.join(env['instruction_sets'])}); kvik at "
-        f"{', '.join(commits)}; {', '.join(versions)}. The windows begin at tokens "
-        f"{said['quantized']} of the text; the streamed texts at {said['streaming']}."
+        f"{', '.join(commits)}; {', '.join(versions)}. The texts begin at tokens ({places})."
     ]
 
 
@@ -159,7 +153,7 @@ def render(records: Iterable[Record]) -> str:
         side_by_side(rows),
         ["What was published of these, and what came of it here:"],
         against_published(rows),
-        ["Streamed text, budget 256:"],
+        ["Streamed text through a budget of 256 tokens, at positions past it:"],
         streamed(rows),
         provenance(rows),
     ]

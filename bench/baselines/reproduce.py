@@ -162,11 +162,16 @@ class Run:
     protocol: Protocol
     threads: int
     cells: Cells
+    commit: str | None
 
     def key(self, one: Cache | Stream, start: int) -> Record:
         """All that a cell depends on, but the versions and the machine."""
         what = {"peer": one.peer, "settings": one.settings, "model": self.model.name}
         return what | {"start": start, "protocol": self.protocol.cell}
+
+    def facts(self, worker: Worker) -> Record:
+        """What made a cell: it may be older than the run that needs it."""
+        return {"versions": worker.versions, "commit": self.commit}
 
     def missing(self, many: Sequence[Any]) -> Iterator[tuple[int, list[int], list[Any]]]:
         """Of every text its start, its tokens and what still has to be run on it."""
@@ -181,39 +186,54 @@ class Run:
         return None if None in found else [cell for cell in found if cell]
 
 
-def run_quantized(run: Run, peer: Peer, caches: Sequence[Cache]) -> None:
-    """Runs the caches of one system that have not been run."""
+def each_text(
+    run: Run, peer: Peer, many: Sequence[Any]
+) -> Iterator[tuple[Worker, Path, int, list[int], list[Any]]]:
+    """A worker, a folder for its logits, and what has to be run on a text that begins somewhere."""
     with contextlib.ExitStack() as stack:
         worker = None
-        for start, ids, left in run.missing(caches):
+        for start, ids, left in run.missing(many):
             worker = worker or stack.enter_context(opened(peer, run.model, run.threads))
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            whole, file = folder / "full.npy", folder / "ours.npy"
-            asked = {"ids": ids[:-1], "context": run.protocol.context, "chunk": run.protocol.chunk}
-            facts = worker.ask("forced", **asked, cache=REFERENCES[peer][0], out=str(whole))
-            full = Full.of(whole, ids[run.protocol.context + 1 :])
-            for cache in left:
-                since = time.perf_counter()
-                try:
-                    found = worker.ask("forced", **asked, cache=cache.settings, out=str(file))
-                    part = full.against(file)
-                except KvikError as error:
-                    print(f"  {cache.name}: {error}; left out", flush=True)
-                    continue
-                said = {"bits": bits(peer, found, facts), "bytes": found["bytes"]}
-                run.cells.keep(run.key(cache, start), part, said | {"versions": worker.versions})
-                say(f"{cache.name}, from {start}", part, time.perf_counter() - since)
+            with tempfile.TemporaryDirectory() as folder:
+                yield worker, Path(folder), start, ids, left
+
+
+def run_quantized(run: Run, peer: Peer, caches: Sequence[Cache]) -> None:
+    """Runs the caches of one system that have not been run."""
+    for worker, folder, start, ids, left in each_text(run, peer, caches):
+        whole, file = folder / "full.npy", folder / "ours.npy"
+        asked = {"ids": ids[:-1], "context": run.protocol.context, "chunk": run.protocol.chunk}
+        facts = worker.ask("forced", **asked, cache=REFERENCES[peer][0], out=str(whole))
+        full = Full.of(whole, ids[run.protocol.context + 1 :])
+        for cache in left:
+            since = time.perf_counter()
+            try:
+                found = worker.ask("forced", **asked, cache=cache.settings, out=str(file))
+                part = full.against(file)
+            except KvikError as error:
+                print(f"  {cache.name}: {error}; left out", flush=True)
+                continue
+            size = {"bits": bits(peer, found, facts), "bytes": found["bytes"]}
+            run.cells.keep(run.key(cache, start), part, size | run.facts(worker))
+            say(f"{cache.name}, from {start}", part, time.perf_counter() - since)
 
 
 def of_quantized(run: Run, caches: Sequence[Cache]) -> Iterator[Record]:
     """One record for each cache that has run on every text."""
     for cache in caches:
         if cells := run.done(cache):
-            parts, facts = [part for part, _ in cells], cells[-1][1]
+            parts = [part for part, _ in cells]
             n = cache.published.n if cache.published else None
             shared = {"part": "quantized", "cache": cache.name, "system": cache.peer}
             shared |= {"context": run.protocol.context, "chunk": run.protocol.chunk}
-            yield shared | {"starts": run.text.starts} | facts | summary(parts, n)
+            size = {name: cells[-1][1][name] for name in ("bits", "bytes")}
+            yield shared | size | origin(run, cells) | summary(parts, n)
+
+
+def origin(run: Run, cells: Sequence[tuple[Sample, Record]]) -> Record:
+    """Where in the text the cells begin and what made them."""
+    commits = sorted({facts.get("commit") or "unknown" for _, facts in cells})
+    return {"starts": run.text.starts, "versions": cells[-1][1]["versions"], "commits": commits}
 
 
 def say(name: str, part: Sample, seconds: float) -> None:
@@ -239,25 +259,23 @@ def summary(parts: Sequence[Sample], n: int | None = None, block: int = 32) -> R
 
 def run_streaming(run: Run, peer: Peer, streams: Sequence[Stream]) -> None:
     """Runs the streams of one system that have not been run."""
-    some = run.protocol.some
-    with contextlib.ExitStack() as stack:
-        worker = None
-        for start, ids, left in run.missing(streams):
-            worker = worker or stack.enter_context(opened(peer, run.model, run.threads))
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            whole, file = folder / "full.npy", folder / "ours.npy"
-            worker.ask("streamed", ids=ids, cache=REFERENCES[peer][0], out=str(whole))
-            full = Full.of(whole, [*ids[1:], 0])
-            for stream in left:
-                since = time.perf_counter()
-                if stream.settings is None:
-                    worker.ask("recomputed", ids=ids, at=some, budget=BUDGET, out=str(file))
-                    part = full.against(file, some)
-                else:
-                    worker.ask("streamed", ids=ids, cache=stream.settings, out=str(file))
-                    part = full.against(file)
-                run.cells.keep(run.key(stream, start), part, {"versions": worker.versions})
-                say(f"{stream.name}, from {start}", part, time.perf_counter() - since)
+    dense, some = REFERENCES[peer][0], run.protocol.some
+    for worker, folder, start, ids, left in each_text(run, peer, streams):
+        whole, file = folder / "full.npy", folder / "ours.npy"
+        worker.ask("streamed", ids=ids, cache=dense, out=str(whole))
+        full = Full.of(whole, [*ids[1:], 0])
+        for stream in left:
+            since = time.perf_counter()
+            if stream.settings is None:
+                worker.ask("recomputed", ids=ids, at=some, budget=BUDGET, out=str(file))
+                part = full.against(file, some)
+            elif stream.settings == dense:
+                part = full.against(whole)
+            else:
+                worker.ask("streamed", ids=ids, cache=stream.settings, out=str(file))
+                part = full.against(file)
+            run.cells.keep(run.key(stream, start), part, run.facts(worker))
+            say(f"{stream.name}, from {start}", part, time.perf_counter() - since)
 
 
 def of_streaming(run: Run, streams: Sequence[Stream]) -> Iterator[Record]:
@@ -265,18 +283,17 @@ def of_streaming(run: Run, streams: Sequence[Stream]) -> Iterator[Record]:
     every = range(BUDGET, run.protocol.length - 1)
     places = {"all": every, "some": run.protocol.some, "early": every[:BUDGET]}
     for stream in streams:
-        cells = run.done(stream)
+        cells = run.done(stream) or []
         for name, at in places.items() if cells else ():
-            parts = [part for part, _ in cells or ()]
+            parts = [part for part, _ in cells]
             if stream.settings is not None:
                 parts = [part.take(np.asarray(at)) for part in parts]
             elif name != "some":
                 continue
             shared = {"part": "streaming", "cache": stream.name, "system": stream.peer}
             shared |= {"budget": BUDGET, "length": run.protocol.length, "positions": name}
-            shared |= {"starts": run.text.starts, "versions": (cells or [])[-1][1]["versions"]}
             # Positions that are far from each other are blocks of their own.
-            yield shared | summary(parts, block=1 if name == "some" else 32)
+            yield shared | origin(run, cells) | summary(parts, block=1 if name == "some" else 32)
 
 
 def chosen(many: Iterable[Any], only: Sequence[str] | None) -> list[Any]:
@@ -308,7 +325,7 @@ def main() -> None:
     else:
         text = Text.of(model, protocol.length, protocol.texts)
     many: Any = QUANTIZED if args.part == "quantized" else STREAMS
-    run = Run(model, text, protocol, args.threads, Cells(args.cells))
+    run = Run(model, text, protocol, args.threads, Cells(args.cells), env["commit"])
     measure, records = PARTS[args.part]
     for peer in WORKERS:
         wanted = [one for one in chosen(many, args.only) if one.peer == peer]

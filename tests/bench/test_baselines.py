@@ -151,7 +151,7 @@ def whole_run(folder: Path, peer: str, caches: list[Any], model: Path, text: Any
     """The records of one system."""
     protocol = baselines.reproduce.Protocol(context=64, scored=31, chunk=8)
     cells = baselines.cells.Cells(folder)
-    run = baselines.reproduce.Run(model, text, protocol, 1, cells)
+    run = baselines.reproduce.Run(model, text, protocol, 1, cells, "abc")
     baselines.reproduce.run_quantized(run, peer, caches)
     return list(baselines.reproduce.of_quantized(run, caches))
 
@@ -301,7 +301,14 @@ def record(cache: Any, kl: float = 0.02, **more: Any) -> dict[str, Any]:
     env = {"cpu": "chip", "cores": 2, "instruction_sets": ["avx2"], "commit": "abc"}
     made = {"part": "quantized", "system": cache.peer, "cache": cache.name, "bits": 5.0}
     made |= {"figures": value, "interval": width, "other_text": {"n": 512, **wider}}
-    made |= {"by_offset": [value], "versions": {"x": "1"}, "starts": [0, 7], "ppl": 9.0}
+    made |= {
+        "n": 1536,
+        "commits": ["abc"],
+        "by_offset": [value],
+        "versions": {"x": "1"},
+        "starts": [0, 7],
+        "ppl": 9.0,
+    }
     return made | {"env": env} | more
 
 
@@ -330,7 +337,7 @@ def test_the_newest_record_is_shown_and_what_is_missing_said() -> None:
     cache = baselines.caches.QUANTIZED[2]
     page = baselines.comparison.render([record(cache, 0.5), record(cache, 0.0156)])
     assert "0.500" not in page
-    assert f"| {cache.name} | 5.0 / 5.00 | .0156 / 0.0156 in |" in page
+    assert f"| {cache.name} | 1536 / 1536 | 5.0 / 5.00 | .0156 / 0.0156 in |" in page
     assert f"| {baselines.caches.QUANTIZED[0].name} | not measured |" in page
     assert "Nothing was measured yet." in baselines.comparison.render([])
 
