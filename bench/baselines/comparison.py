@@ -127,7 +127,7 @@ def streamed(rows: dict[Key, Record]) -> list[str]:
                 cells.append(cell)
             lines.append(cells)
     head = ["cache", "system", "positions", "ppl", "over full; published", "KL; published"]
-    return table([*head, "top-1; published"], lines)
+    return table([*head, "top-1; published"], lines) if lines else []
 
 
 def provenance(rows: dict[Key, Record]) -> list[str]:
@@ -153,10 +153,10 @@ def render(records: Iterable[Record]) -> str:
         side_by_side(rows),
         ["What was published of these, and what came of it here:"],
         against_published(rows),
-        ["Streamed text through a budget of 256 tokens, at positions past it:"],
-        streamed(rows),
-        provenance(rows),
     ]
+    if passing := streamed(rows):
+        parts += [["Streamed text through a budget of 256 tokens, at positions past it:"], passing]
+    parts.append(provenance(rows))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
