@@ -16,13 +16,13 @@ import contextlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from process import Process, python_of
 from rows import ROWS, Row, System
 from stats import ratio, summary
 
@@ -37,55 +37,13 @@ PAUSE = 0.5  # seconds before a turn: the threads of the last one spin for a whi
 BUILT_IN = {"smollm2": "smollm2-135m", "gemma3": "gemma3-270m"}
 
 
-class Peer:
+class Peer(Process):
     """A worker process of one system."""
 
     def __init__(self, system: System, python: Path, threads: int) -> None:
         self.system = system
         worker = "llama" if system.peer == "ik_llama" else system.peer
-        self._process = subprocess.Popen(
-            [python, HERE / f"{worker}_worker.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )
-
-    def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        """One request; KvikError when the worker says no, or has died."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            print(json.dumps({"do": do, **what}), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise KvikError(
-                f"{self.system.name} ended with status {self._process.wait()}; run its worker by "
-                "hand to see why"
-            )
-        answer: dict[str, Any] = json.loads(line)
-        if not answer.pop("ok"):
-            raise KvikError(f"{self.system.name}: {answer['error']}")
-        return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        with contextlib.suppress(KvikError, OSError):
-            self.ask("close")
-        self._process.kill()
-        self._process.communicate()
-
-
-def python_of(peer: str) -> Path | None:
-    """The interpreter of a peer's environment; None where it was not installed."""
-    if peer == "kvik":
-        return Path(sys.executable)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "peers"
-    python = Path(os.environ.get("KVIK_PEERS") or cache) / peer / "bin" / "python"
-    return python if python.exists() else None
+        super().__init__(system.name, python, HERE / f"{worker}_worker.py", threads)
 
 
 @contextlib.contextmanager

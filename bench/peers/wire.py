@@ -22,8 +22,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+Answers = Mapping[str, Callable[..., dict[str, Any]]]
 
 
 class Worker(Protocol):
@@ -58,35 +60,35 @@ def decode(worker: Worker, steps: int, warm: int = 1) -> dict[str, Any]:
 
 
 def serve(worker: Worker, **more: Callable[..., dict[str, Any]]) -> None:
-    """Answers requests until ``close`` or the end of input.
+    """Answers what every worker is asked, and ``more``."""
+    answer_all(
+        {
+            "open": worker.open,
+            "fill": worker.fill,
+            "decode": lambda **asked: decode(worker, **asked),
+            "prefill": lambda **asked: {"seconds": worker.prefill(**asked)},
+            **more,
+        }
+    )
+
+
+def answer_all(known: Answers) -> None:
+    """Answers requests by name until ``close`` or the end of input.
 
     What a library prints goes to stderr: its stdout is put out of the way first.
     """
+    known = {**known, "close": lambda: {}}
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
         do = request.pop("do")
         try:
-            answer = {"ok": True, **_answer(worker, do, request, more)}
+            if do not in known:
+                raise ValueError(f"{do!r} is none of {', '.join(known)}")
+            answer = {"ok": True, **known[do](**request)}
         except Exception as error:
             answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
         if do == "close":
             break
-
-
-def _answer(
-    worker: Worker, do: str, request: dict[str, Any], more: dict[str, Callable[..., dict[str, Any]]]
-) -> dict[str, Any]:
-    known: dict[str, Callable[..., dict[str, Any]]] = {
-        "open": worker.open,
-        "fill": worker.fill,
-        "decode": lambda **asked: decode(worker, **asked),
-        "prefill": lambda **asked: {"seconds": worker.prefill(**asked)},
-        "close": lambda: {},
-        **more,
-    }
-    if do not in known:
-        raise ValueError(f"{do!r} is none of {', '.join(known)}")
-    return known[do](**request)
