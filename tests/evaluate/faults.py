@@ -24,12 +24,10 @@ class LosesPages(Session):
 
     def _step(self, tokens: Seq[int], rows: Tensor | None) -> Tensor:
         out = super()._step(tokens, rows)
-        for group, table in zip(
-            self.plan.groups, self._sequence.state.main, strict=True
-        ):
+        for group, table in zip(self.plan.groups, self._sequence.state.main, strict=True):
             full = len(self.tokens) // PAGE
-            lost = np.asarray(table.pages[:full][1 :: self.every])
-            size = group.main.page_bytes
+            lost = np.asarray(table.pages[:full][self.every - 1 :: self.every])
+            size = group.main.nbytes
             zeros = torch.zeros((lost.size, size), dtype=torch.uint8)
             write_pages(self.cache.pool, size, lost, zeros)
         return out

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kvik import machine
 from kvik.errors import CapacityError, KvikError
 from kvik.evaluate.compare import check_memory, resolved
-from kvik.evaluate.provenance import environment
 from kvik.evaluate.outcome.summary import summarize
+from kvik.evaluate.provenance import environment
 from kvik.evaluate.sweep.cells import Job, Record, Setup
 from kvik.evaluate.sweep.store import SCHEMA, Store
 from kvik.evaluate.tasks import REFERENCE, Ask, Material, Unit, find

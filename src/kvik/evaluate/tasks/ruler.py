@@ -95,15 +95,15 @@ class Tracking(_Written):
     meaning = "RULER-style: variables that pass a number on"
 
     def riddle(self, draw: Random) -> tuple[Riddle, Riddle]:
-        names, said = draw.sample(NAMES, 6), numbers(draw, 2)
-        chain, loose = names[:3], names[3:]
-        depths = _depths(draw, 6)
+        names, said = draw.sample(NAMES, 4), numbers(draw, 2)
+        chain, loose = names[:2], names[2:]
+        depths = _depths(draw, 4)
         facts = [(depths[0], f"VAR {chain[0]} = {said[0]}.")]
-        facts += [(depths[i], f"VAR {chain[i]} = VAR {chain[i - 1]}.") for i in (1, 2)]
-        facts += [(depths[3], f"VAR {loose[0]} = {said[1]}.")]
-        facts += [(depths[3 + i], f"VAR {loose[i]} = VAR {loose[i - 1]}.") for i in (1, 2)]
+        facts += [(depths[1], f"VAR {loose[0]} = {said[1]}.")]
+        facts += [(depths[2], f"VAR {chain[1]} = VAR {chain[0]}.")]
+        facts += [(depths[3], f"VAR {loose[1]} = VAR {loose[0]}.")]
         swapped = [(d, _swap(text, chain, loose)) for d, text in facts]
-        asks = f"Which three variables have the value {said[0]}?"
+        asks = f"Which two variables have the value {said[0]}?"
         lead = f"The variables with the value {said[0]} are"
         expects = tuple(chain)
         return Riddle(facts, asks, lead, expects), Riddle(swapped, asks, lead, expects)
