@@ -77,3 +77,11 @@ def test_the_fields_of_a_request_are_in_its_table() -> None:
     table = ENGINE.split("## What can be asked")[1].split("## ")[0]
     for field in fields(Request):
         assert f"`{field.name}`" in table or field.name in ("prompt", "sample")
+
+
+def test_every_task_is_described_as_the_code_does() -> None:
+    from kvik.evaluate.tasks import Task
+
+    page = (ROOT / "docs" / "eval.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M)
+    assert rows == [(name, task.meaning) for name, task in Task.registry.items()]
