@@ -95,7 +95,7 @@ class Bench:
 
         A recipe that fails fails alone; without the dense cache the whole job does.
         """
-        return work(self._subject, job)
+        yield from work(self._subject, job)  # a generator itself, as Ray wants it
 
 
 def work(subject: Subject, job: Job) -> Iterator[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,8 @@ class Cluster:
         except ModuleNotFoundError:
             raise KvikError("ray is not installed: pip install 'kvik[ray]'") from None
         self._ray: Any = ray
+        if address is not None:
+            _check_there(address)
         passed = {k: v for k, v in os.environ.items() if k.startswith("KVIK_")}
         try:
             self._ray.init(
@@ -97,3 +100,16 @@ class Cluster:
             del busy[stream]
             if waiting:
                 start(actor, waiting.pop())
+
+
+def _check_there(address: str) -> None:
+    """KvikError at once where nobody listens: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        if address == "auto":
+            return
+        raise KvikError(f"--ray {address} is no address: give HOST:PORT, as `ray start` prints it")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise KvikError(f"no Ray cluster at {address}: {error}") from None
