@@ -35,6 +35,15 @@ def test_tasks_are_listed(kvik: Call) -> None:
         ("--kv int8 --text MISSING", "cannot read"),
         ("--kv int8 --out SHORT", "not a folder"),
         ("--kv int8 --samples 0", "0 is not in the range"),
+        ("--kv int8 --depth 0.5", "--depth is for needle, needles, induction and changes none"),
+        ("--kv int8 --task middle --scored 9", "--scored is for kl, length, stream, drift"),
+        (
+            "--kv int8 --task needles"
+            + " --depth 0.5" * 1
+            + "".join(f" --depth 0.{n}" for n in range(10, 40)),
+            "at most 24",
+        ),
+        ("--kv int8 --task middle --context 16777216", "give a smaller --context"),
         ("--kv int8 --ray --workers 0", "0 is not in the range"),
     ],
 )

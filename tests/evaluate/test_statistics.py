@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvik.evaluate.statistics import blocks, mean, slope
+from kvik.evaluate.statistics import blocks, mean, ratio, slope, student
 
 
-def test_an_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 10, 16, 40])
+def test_an_interval_holds_the_mean_about_as_often_as_it_says(count: int) -> None:
     draw = np.random.default_rng(3)
-    found = [mean(draw.normal(2.0, 1.0, 40)) for _ in range(200)]
+    found = [mean(draw.normal(2.0, 1.0, count)) for _ in range(300)]
     share = np.mean([not estimate.excludes(2.0) for estimate in found])
-    assert 0.88 < share < 0.99
+    assert 0.92 <= share <= 0.99
 
 
 def test_a_width_is_that_of_the_normal_distribution() -> None:
@@ -22,6 +23,18 @@ def test_a_width_is_that_of_the_normal_distribution() -> None:
     assert found.high is not None
     assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
     assert found.value == pytest.approx(values.mean())
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (11, 2.201), (15, 2.131), (60, 2.0003)]
+)
+def test_students_quantiles_are_the_tables(freedom: int, quantile: float) -> None:
+    assert student(freedom) == pytest.approx(quantile, abs=3e-3)
+
+
+def test_a_ratio_is_of_the_sums() -> None:
+    parts = np.asarray([[1.0, 10.0], [3.0, 2.0], [0.8, 12.0]])
+    assert ratio(parts).value == pytest.approx(0.2)
 
 
 def test_one_value_has_no_interval() -> None:
@@ -38,5 +51,5 @@ def test_a_slope_is_found_and_no_slope_is_not() -> None:
     assert not slope(at, draw.normal(size=60)).excludes(0.0)
 
 
-def test_blocks_are_means_of_neighbours() -> None:
-    assert blocks([1, 3, 5, 7, 9], 2).tolist() == [2, 6, 9]
+def test_blocks_are_sums_of_neighbours() -> None:
+    assert blocks([1, 3, 5, 7, 9], 2).tolist() == [[4, 2], [12, 2], [9, 1]]

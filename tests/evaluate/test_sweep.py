@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +21,18 @@ import psutil
 import pytest
 
 from kvik.errors import KvikError
-from kvik.evaluate.sweep.cells import Bench, Setup
+from kvik.evaluate.sweep.cells import Bench, Setup, record
 from kvik.evaluate.sweep.local import Workers
-from kvik.evaluate.sweep.store import Store
+from kvik.evaluate.sweep.store import FIXED, Store
 from kvik.evaluate.sweep.sweep import Prepared, Question, Work, Workforce, prepare, run
-from kvik.evaluate.tasks import Ask
+from kvik.evaluate.tasks import Ask, Unit
 
 ASK = Ask(contexts=[300, 400], samples=2, scored=16)
+
+
+UNIT = Unit("kl", {"context": 9, "sample": 0, "scored": 50})
+VALUES = {"kl": [0.5] * 50, "nll": [1.5] * 50, "agree": [1] * 50, "kv_bytes": 64}
+SOUND = record(UNIT, "r", False, values=VALUES, seconds=1.0)
 
 
 def question(model: Path, **changes: Any) -> Question:
@@ -50,7 +57,7 @@ def command(model: Path, out: Path, *more: str) -> list[str]:
 def alone(prepared: Prepared) -> Iterator[Work]:
     """No processes, for where they are not what is tested."""
     bench = Bench(prepared.setup)
-    yield lambda jobs: (record for job in jobs for record in bench.work(job))
+    yield lambda jobs: (found for job in jobs for found in bench.work(job))
 
 
 def answer(
@@ -58,7 +65,7 @@ def answer(
 ) -> dict[str, Any]:
     prepared = prepare(question(model, **changes))
     store = Store(out and out / "results.jsonl", prepared.header)
-    return run(prepared, store, lambda record: None, workers)
+    return run(prepared, store, lambda found: None, workers)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +158,55 @@ def test_a_damaged_line_in_the_middle_is_refused(
     prepared = prepare(question(tiny_model))
     path = tmp_path / "results.jsonl"
     store = Store(path, prepared.header)
-    store.add({"unit": "u", "recipe": "r", "repeat": False, "values": {}})
+    store.add(SOUND)
     head, rest = path.read_bytes().split(b"\n", 1)
     path.write_bytes(head + b"\n" + damage + rest)
     with pytest.raises(KvikError, match="line 2 is damaged"):
         Store(path, prepared.header)
+
+
+UNSOUND = {
+    "no recipe": {"recipe": None},
+    "no values": {"values": {}},
+    "words": {"values": {**VALUES, "kl": ["a"] * 50}},
+    "short": {"values": {**VALUES, "kl": [0.5] * 5}},
+    "NaN": {"values": {**VALUES, "nll": [math.nan] * 50}},
+    "no bytes": {"values": {**VALUES, "kv_bytes": None}},
+    "another unit": {"where": {"context": 8, "sample": 0, "scored": 50}},
+    "another task": {"task": "nonsense"},
+    "no items": {"task": "needle", "unit": Unit("needle", UNIT.where).key},
+}
+
+
+@pytest.mark.parametrize("change", UNSOUND.values(), ids=UNSOUND)
+def test_a_record_that_is_not_whole_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path, header = tmp_path / "results.jsonl", {n: 0 for n in FIXED}
+    Store(path, header).add(SOUND)
+    assert Store(path, header).done
+    with path.open("a") as file:
+        file.write(json.dumps({**SOUND, **change}) + "\n")
+        file.write(json.dumps(SOUND) + "\n")
+    with pytest.raises(KvikError, match="line 3 is damaged"):
+        Store(path, header)
+
+
+@pytest.mark.parametrize(
+    "text", ["my only notes, one line", '{"mine": 1, ', "notes\nmore\n", "[]\n"]
+)
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(text)
+    with pytest.raises(KvikError, match=r"is no file of kvik eval|another"):
+        Store(path, {n: 0 for n in FIXED})
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("begun", ["", '{"sch', '{"schema": "kvik eval 1", "model": "x'])
+def test_a_header_that_was_cut_off_is_written_again(tmp_path: Path, begun: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(begun)
+    Store(path, {n: 0 for n in FIXED}).add(SOUND)
+    assert len(path.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"early": True}, {"text": "other"}])
@@ -173,22 +224,21 @@ def test_results_of_another_question_are_refused(
 
 def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     """The limit on a file's size stands for the disk's: writing beyond it fails half-way."""
-    header = {n: 0 for n in ("schema", "model_identity", "text_sha256", "seed", "early")}
+    header = {n: 0 for n in FIXED}
     store = Store(tmp_path / "results.jsonl", header)
-    record = {"unit": "u", "recipe": "r", "repeat": False, "values": {"kl": [0.5] * 50}}
-    store.add(record)
+    store.add(SOUND)
     before = (tmp_path / "results.jsonl").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))
     try:
         with pytest.raises(KvikError, match=r"cannot write .*what was measured before is kept"):
-            store.add({**record, "recipe": "s"})
+            store.add({**SOUND, "recipe": "s"})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "results.jsonl").read_bytes() == before
     again = Store(tmp_path / "results.jsonl", header)
-    assert list(again.done) == [("u", "r", False)]
-    again.add({**record, "recipe": "s"})
+    assert list(again.done) == [(UNIT.key, "r", False)]
+    again.add({**SOUND, "recipe": "s"})
     assert len(Store(tmp_path / "results.jsonl", header).done) == 2
 
 
@@ -197,8 +247,8 @@ def test_a_worker_that_dies_costs_one_cell(tiny_model: Path, whole: dict[str, An
     store = Store(None, prepared.header)
     killed = False
     with Workers(prepared.setup, 1) as workers:
-        for record in workers.run(prepared.jobs(store)):
-            store.add(record)
+        for found in workers.run(prepared.jobs(store)):
+            store.add(found)
             if not killed:
                 children = psutil.Process().children()
                 (child,) = (c for c in children if "kvik.evaluate.sweep.worker" in c.cmdline())
@@ -207,7 +257,7 @@ def test_a_worker_that_dies_costs_one_cell(tiny_model: Path, whole: dict[str, An
     # Between one record and the next the worker may have been a cell ahead.
     assert len(store.failed) == 1
     assert "want of memory" in next(iter(store.failed.values()))["error"]
-    assert run(prepared, store, lambda record: None)["rows"] == whole["rows"]
+    assert run(prepared, store, lambda found: None)["rows"] == whole["rows"]
 
 
 def test_a_model_that_is_another_one_elsewhere_is_refused(tiny_model: Path) -> None:
@@ -222,18 +272,57 @@ def test_a_model_that_is_another_one_elsewhere_is_refused(tiny_model: Path) -> N
 
 def test_two_workers_give_the_same_numbers(tiny_model: Path, whole: dict[str, Any]) -> None:
     prepared = replace(prepare(question(tiny_model)), workers=2)
-    found = run(prepared, Store(None, prepared.header), lambda record: None)
+    found = run(prepared, Store(None, prepared.header), lambda found: None)
     assert found["rows"] == whole["rows"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A Ray cluster of this machine as `ray start` brings it up; its address."""
+    pytest.importorskip("ray")
+    ray = str(Path(sys.executable).parent / "ray")
+    first, second, third = ports(3)
+    words = (
+        f"start --head --num-cpus=2 --port={first} --dashboard-agent-grpc-port={second} "
+        f"--dashboard-agent-listen-port={third} --include-dashboard=false --disable-usage-stats"
+    )
+    subprocess.run([ray, *words.split()], check=True, capture_output=True, timeout=300, env=RAY)
+    yield f"127.0.0.1:{first}"
+    subprocess.run([ray, "stop", "--force"], capture_output=True, timeout=120)
+
+
+RAY = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+
+
+def ports(count: int) -> list[int]:
+    """Ports that nobody listens on, beyond those that Ray gives its workers."""
+    found: list[int] = []
+    for port in range(21_000 + os.getpid() % 5_000, 32_000):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)):
+                found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 @pytest.mark.slow
 def test_a_ray_cluster_of_two_workers_gives_the_same_numbers(
-    tiny_model: Path, tmp_path: Path, whole: dict[str, Any]
+    tiny_model: Path, tmp_path: Path, whole: dict[str, Any], cluster: str
 ) -> None:
     """In a process of its own: Ray keeps threads and handlers that other tests would meet."""
-    pytest.importorskip("ray")
-    more: Sequence[str] = ("--ray", "--json")
-    words = [w if w != "1" else "2" for w in command(tiny_model, tmp_path, *more)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+    words = [w if w != "1" else "2" for w in command(tiny_model, tmp_path)]
+    words += ["--ray", cluster, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, env=RAY)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == whole["rows"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "localhost:", "127.0.0.1:99999999"])
+def test_a_cluster_that_is_not_there_is_told_at_once(tiny_model: Path, address: str) -> None:
+    pytest.importorskip("ray")
+    prepared = prepare(question(tiny_model, ray=address))
+    start = time.monotonic()
+    with pytest.raises(KvikError, match=r"no Ray cluster at|is no address"):
+        run(prepared, Store(None, prepared.header), lambda found: None)
+    assert time.monotonic() - start < 60

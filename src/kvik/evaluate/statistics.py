@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 RESAMPLES = 2000
 LEVEL = 0.95
 BLOCK = 32
+NORMAL = 1.959964
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -29,30 +32,55 @@ class Estimate:
 
 
 def blocks(values: Sequence[float], length: int = BLOCK) -> NDArray[np.float64]:
-    """Means of runs of ``length`` neighbours, which depend on each other; the rest is the last."""
-    return np.asarray([np.mean(values[i : i + length]) for i in range(0, len(values), length)])
+    """(sum, count) ``[n, 2]`` of runs of ``length`` neighbours, which depend on each other."""
+    runs = [values[i : i + length] for i in range(0, len(values), length)]
+    return np.asarray([(np.sum(run), len(run)) for run in runs], dtype=np.float64)
 
 
 def mean(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """The mean of values that are independent of each other."""
-    return estimate(np.asarray(values, dtype=np.float64), lambda drawn: drawn.mean(axis=1))
+    wide = np.asarray(values, dtype=np.float64)
+    return ratio(np.stack([wide, np.ones_like(wide)], axis=-1))
+
+
+def ratio(parts: NDArray[np.float64]) -> Estimate:
+    """Sum over sum of ``parts`` ``[n, 2]``, which are independent of each other.
+
+    A mean of unequal runs is one, and so is a share of totals: no single part with a small
+    denominator can outweigh the others.
+    """
+    return estimate(parts, lambda drawn: drawn[..., 0].sum(axis=1) / drawn[..., 1].sum(axis=1))
 
 
 def estimate(
     values: NDArray[np.float64], figure: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> Estimate:
-    """``figure`` of ``values`` ``[n]`` or ``[n, m]``, drawn anew along n.
+    """``figure`` of ``values`` ``[n, m]``, drawn anew along n.
 
-    ``figure`` takes draws ``[draws, n]`` (or ``[draws, n, m]``) and gives ``[draws]``.
+    ``figure`` takes draws ``[draws, n, m]`` and gives ``[draws]``. Few draws are too much alike:
+    the percentiles' distances are widened as Student's t and n / (n - 1) ask.
     """
-    value = float(figure(values[None])[0])
-    if len(values) < 2:
+    value, n = float(figure(values[None])[0]), len(values)
+    if n < 2:
         return Estimate(value, None, None)
     draw = np.random.default_rng(0)
-    picked = values[draw.integers(0, len(values), (RESAMPLES, len(values)))]
+    picked = values[draw.integers(0, n, (RESAMPLES, n))]
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(figure(picked), [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
+    wider = student(n - 1) / NORMAL * math.sqrt(n / (n - 1))
+    return Estimate(
+        value,
+        value - wider * max(0.0, value - float(low)),
+        value + wider * max(0.0, float(high) - value),
+    )
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t (for more than ten degrees by its expansion)."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def slope(at: NDArray[np.float64], values: NDArray[np.float64]) -> Estimate:

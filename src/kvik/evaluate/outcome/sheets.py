@@ -10,7 +10,7 @@ from kvik.evaluate.sheets import Row, to_csv
 FIGURES = (
     "units", "kv_bytes", "tokens", "kl", "kl_median", "kl_p99", "kl_max", "top1", "ppl",
     "ppl_ratio", "dp_rms", "slope", "cells", "cells_hit", "cells_scored", "hits", "asked", "logp",
-    "logp_change", "retention", "noise",
+    "retention", "noise",
 )  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def sheets(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _figures(result: Mapping[str, Any]) -> Iterable[Row]:
-    estimates = {"kl", "slope", "logp_change", "retention"}
+    estimates = {"kl", "slope", "retention"}
     head: list[Any] = ["task", "context", "recipe"]
     for name in FIGURES:
         head += [name, f"{name}_low", f"{name}_high"] if name in estimates else [name]

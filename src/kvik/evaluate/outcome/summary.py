@@ -7,14 +7,15 @@ the same prompts, the same tokens.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvik.evaluate.statistics import BLOCK, Estimate, blocks, mean, slope
+from kvik.evaluate.statistics import BLOCK, Estimate, blocks, ratio, slope
 from kvik.evaluate.tasks import REFERENCE, Task
 from kvik.evaluate.tasks.recall import Recall
 
@@ -65,12 +66,10 @@ class _Kind:
         self.dense = self.cells.get(REFERENCE, {})
 
     def rows(self) -> list[Row]:
-        """One a recipe."""
+        """One a recipe, all over the same units: those that none of them failed in."""
         rows = []
-        for recipe in self.recipes:
-            units = [u for u in self.cells[recipe] if u in self.dense]
-            if not units:
-                continue
+        units = [u for u in self.dense if all(u in self.cells[r] for r in self.recipes)]
+        for recipe in self.recipes if units else ():
             row: Row = {
                 "task": self.task,
                 "context": self.context,
@@ -79,29 +78,33 @@ class _Kind:
                 "kv_bytes": max(self.cells[recipe][u]["kv_bytes"] for u in units),
                 "noise": self.noise,
             }
-            rows.append(row | self.figures(recipe, units) | {"against": self._against(recipe)})
+            rows.append(
+                row | self.figures(recipe, units) | {"against": self._against(recipe, units)}
+            )
         return rows
 
-    def _against(self, recipe: str) -> dict[str, Any]:
+    def _against(self, recipe: str, units: Sequence[str]) -> dict[str, Any]:
         """Paired differences to the other recipes, this less the other, by their name."""
         found = {}
         for one, other in combinations(self.recipes, 2):
             if recipe not in (one, other):
                 continue
             sign, name = (1, other) if recipe == one else (-1, one)
-            units = [u for u in self.cells[one] if u in self.cells[other] and u in self.dense]
-            if units:
-                values = self.paired(one, units) - self.paired(other, units)
-                if len(values):
-                    found[name] = asdict(mean(sign * values))
+            parts = self.parts(one, units)
+            parts[:, 0] = sign * (parts[:, 0] - self.parts(other, units)[:, 0])
+            if parts[:, 1].any():
+                found[name] = asdict(ratio(parts))
         return found
 
     def figures(self, recipe: str, units: Sequence[str]) -> Row:
         """The recipe's figures over these units."""
         raise NotImplementedError
 
-    def paired(self, recipe: str, units: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Independent values of the main figure, in the same order for every recipe."""
+    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+        """(sum, count) ``[n, 2]`` of the main figure over what is independent of each other.
+
+        In the same order, and with the same counts, for every recipe.
+        """
         raise NotImplementedError
 
 
@@ -123,7 +126,7 @@ class _Streamed(_Kind):
         agree = np.concatenate([ours[u]["agree"] for u in units])
         row: Row = {
             "tokens": len(kl),
-            "kl": asdict(mean(self.paired(recipe, units))),
+            "kl": asdict(ratio(self.parts(recipe, units))),
             "kl_median": float(np.median(kl)),
             "kl_p99": float(np.quantile(kl, 0.99)),
             "kl_max": float(kl.max()),
@@ -134,15 +137,15 @@ class _Streamed(_Kind):
         }
         if self.task == "drift":
             row["slope"] = asdict(self._slope(recipe, units))
-            row["curve"] = np.mean([blocks(ours[u]["kl"]) for u in units], axis=0).tolist()
+            row["curve"] = np.mean([_means(ours[u]["kl"]) for u in units], axis=0).tolist()
         return row
 
-    def paired(self, recipe: str, units: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
         return np.concatenate([blocks(self.cells[recipe][u]["kl"]) for u in units])
 
     def _slope(self, recipe: str, units: Sequence[str]) -> Estimate:
         """Nats a thousand steps."""
-        parts = [blocks(self.cells[recipe][u]["kl"]) for u in units]
+        parts = [_means(self.cells[recipe][u]["kl"]) for u in units]
         at = np.concatenate([np.arange(len(part)) * BLOCK / 1000 for part in parts])
         return slope(at, np.concatenate(parts))
 
@@ -197,10 +200,11 @@ class _Recalled(_Kind):
         return max(apart) if apart else None
 
     def figures(self, recipe: str, units: Sequence[str]) -> Row:
-        ours = {key: item for key, item in self._items[recipe].items() if key[0] in set(units)}
+        wanted = set(units)
+        ours = {key: item for key, item in self._items[recipe].items() if key[0] in wanted}
         hits = [i["hit"] for i in ours.values() if self._able[self._at(i)][0]]
         scored = [(i, self._full[key]) for key, i in ours.items() if self._able[self._at(i)][1]]
-        kept = [_retention(i, full) for i, full in scored]
+        kept = self._kept(recipe, units)
         return {
             "cells": len(self._able),
             "cells_hit": sum(able for able, _ in self._able.values()),
@@ -208,10 +212,7 @@ class _Recalled(_Kind):
             "asked": len(hits),
             "hits": float(np.sum(hits)),
             "logp": float(np.mean([i["logp"] for i, _ in scored])) if scored else None,
-            "logp_change": asdict(mean([i["logp"] - f["logp"] for i, f in scored]))
-            if scored
-            else None,
-            "retention": asdict(mean(kept)) if kept else None,
+            "retention": asdict(ratio(kept)) if scored else None,
             "map": self._map(ours),
         }
 
@@ -226,27 +227,46 @@ class _Recalled(_Kind):
                 {
                     "at": at,
                     "hits": float(np.mean([i["hit"] for i, _ in pairs])) if able else None,
-                    "retention": float(np.mean([_retention(i, f) for i, f in pairs]))
-                    if clear
-                    else None,
+                    "retention": _retention(pairs) if clear else None,
                     "logp": float(np.mean([i["logp"] for i, _ in pairs])),
                     "samples": len(pairs),
                 }
             )
         return cells
 
-    def paired(self, recipe: str, units: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        wanted = set(units)
-        return np.asarray(
-            [
-                item["logp"]
-                for key, item in sorted(self._items[recipe].items())
-                if key[0] in wanted and self._able[self._at(item)][1]
-            ]
+    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+        """Answers of one text depend on each other: a part is a unit."""
+        return self._by_unit(recipe, units, lambda item, full: (item["logp"], 1.0))
+
+    def _kept(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+        """(what is left, what there was) above the floor, in nats, of every unit."""
+        return self._by_unit(
+            recipe,
+            units,
+            lambda item, full: (item["logp"] - full["floor"], full["logp"] - full["floor"]),
         )
 
+    def _by_unit(
+        self,
+        recipe: str,
+        units: Sequence[str],
+        pair: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[float, float]],
+    ) -> NDArray[np.float64]:
+        sums = {unit: np.zeros(2) for unit in units}
+        for key, item in self._items[recipe].items():
+            if key[0] in sums and self._able[self._at(item)][1]:
+                sums[key[0]] += pair(item, self._full[key])
+        return np.asarray(list(sums.values()))
 
-def _retention(item: Mapping[str, Any], full: Mapping[str, Any]) -> float:
+
+def _means(values: Sequence[float]) -> NDArray[np.float64]:
+    """Means of whole blocks: steps of the same length each."""
+    parts = blocks(values)
+    whole = parts[parts[:, 1] == BLOCK] if len(parts) > 1 else parts
+    return whole[:, 0] / whole[:, 1]
+
+
+def _retention(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> float:
     """1: as likely as with the dense cache; 0: as to one who has not read it."""
-    span = full["logp"] - full["floor"]
-    return float((item["logp"] - full["floor"]) / span) if span else 0.0
+    left = sum(item["logp"] - full["floor"] for item, full in pairs)
+    return float(left / sum(full["logp"] - full["floor"] for _, full in pairs))

@@ -14,10 +14,20 @@ from typing import Any
 
 from kvik.errors import KvikError
 from kvik.evaluate.sweep.cells import Record
+from kvik.evaluate.tasks import Task, Unit
 
 SCHEMA = "kvik eval 1"
-# What must be the same for cells to be comparable; the rest of the header is told, not compared.
-FIXED = ("schema", "model_identity", "text_sha256", "seed", "early")
+# What must be the same for cells to be comparable, and how a refusal names it; the rest of the
+# header is told, not compared. SCHEMA changes with what a task asks.
+FIXED = {
+    "schema": "another version of kvik",
+    "model_identity": "another model",
+    "text_sha256": "another text",
+    "tokens_sha256": "another tokenizer",
+    "template": "another prompt template",
+    "seed": "another --seed",
+    "early": "another choice of --early",
+}
 Key = tuple[str, str, bool]
 
 
@@ -53,6 +63,8 @@ class Store:
             for number, line in enumerate(file):
                 found = _parsed(line)
                 if found is None:
+                    if number == 0 and not _begun(line):
+                        raise KvikError(f"{path} is no file of kvik eval: give another --out")
                     if file.read(1):
                         raise KvikError(
                             f"{path}, line {number + 1} is damaged: remove that line, or give "
@@ -61,6 +73,11 @@ class Store:
                     break
                 if number == 0:
                     _same_question(path, found, header)
+                elif not _sound(found):
+                    raise KvikError(
+                        f"{path}, line {number + 1} is damaged: remove that line, or give "
+                        "another --out"
+                    )
                 elif "values" in found:
                     self.done[key(found)] = found
                 whole += len(line)
@@ -101,14 +118,41 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_constant=_refuse)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # NaN and infinities, which no record holds
+
+
+def _begun(line: bytes) -> bool:
+    """Whether a first line may be our header, cut off."""
+    ours = json.dumps({"schema": SCHEMA})[:-1].encode()
+    return ours.startswith(line) or line.startswith(ours)
+
+
+def _sound(found: Mapping[str, Any]) -> bool:
+    """Whether a record has what the summary reads."""
+    where, values = found.get("where"), found.get("values")
+    if not isinstance(where, dict) or not isinstance(found.get("repeat"), bool):
+        return False
+    if not all(isinstance(found.get(name), str) for name in ("task", "unit", "recipe")):
+        return False
+    if values is None:
+        return isinstance(found.get("error"), str)
+    task = Task.registry.get(found["task"])
+    if task is None or Unit(found["task"], where).key != found["unit"]:
+        return False
+    if not isinstance(values, dict) or not isinstance(values.get("kv_bytes"), int):
+        return False
+    floorless = "" if found["repeat"] else found["recipe"]  # a repetition has no floor
+    return task.sound(where, values, floorless)
+
+
 def _same_question(path: Path, found: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    for name in FIXED:
+    for name, what in FIXED.items():
         if found.get(name) != header[name]:
-            what = name.replace("_", " ")
-            raise KvikError(f"{path} holds results of another {what}: give another --out")
+            raise KvikError(f"{path} holds results of {what}: give another --out")

@@ -16,7 +16,7 @@ from kvik.evaluate.outcome.summary import summarize
 from kvik.evaluate.provenance import environment
 from kvik.evaluate.sweep.cells import Job, Record, Setup
 from kvik.evaluate.sweep.store import SCHEMA, Store
-from kvik.evaluate.tasks import REFERENCE, Ask, Material, Unit, find
+from kvik.evaluate.tasks import REFERENCE, Ask, Material, Task, Unit, find
 from kvik.evaluate.text import library_text, read_text
 from kvik.models.sources import Progress as Fetching
 
@@ -74,7 +74,7 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
     from kvik.spec import load_spec
 
     tasks = [find(name) for name in dict.fromkeys(question.tasks)]
-    _check_ask(question.ask)
+    _check_ask(question.ask, tasks)
     text = library_text() if question.text is None else read_text(question.text)
     if sources.local(question.model) is None:
         resolved(question.recipes, None)
@@ -95,6 +95,7 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
         "model_identity": identity,
         "text": LIBRARY if question.text is None else Path(question.text).name,
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "tokens_sha256": _digest(material.ids),
         "seed": question.seed,
         "early": question.early,
         "template": material.spelling.template,
@@ -106,8 +107,18 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
             f"{longest:,} tokens are beyond the {spec.context:,} that {question.model} was "
             "trained on"
         )
+    most = max(unit.where["sample"] for unit in units) + 1
+    if most > 1 and most * longest > len(material.ids):
+        warnings.append(
+            f"{most} samples of up to {longest:,} tokens overlap in a text of "
+            f"{len(material.ids):,}: intervals are too narrow; give a longer --text"
+        )
     setup = Setup(question.model, identity, text, question.seed, question.early, threads)
     return Prepared(question, recipes, units, setup, workers, header, tuple(warnings))
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
 
 
 def shown_name(model: str) -> str:
@@ -130,7 +141,14 @@ def _check_units(material: Material, units: Sequence[Unit]) -> None:
         raise KvikError("; ".join(reasons))
 
 
-def _check_ask(ask: Ask) -> None:
+def _check_ask(ask: Ask, tasks: Sequence[Task]) -> None:
+    for option, field, given in (
+        ("--depth", "depths", ask.depths),
+        ("--scored", "scored", ask.scored),
+    ):
+        able = [task.name for task in Task.registry.values() if field in task.uses]
+        if given is not None and not any(task.name in able for task in tasks):
+            raise KvikError(f"{option} is for {', '.join(able)} and changes none of these tasks")
     if any(not 0 <= depth <= 1 for depth in ask.depths or ()):
         raise KvikError("a depth is a share of the context: give it between 0 and 1")
 

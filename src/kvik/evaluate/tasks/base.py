@@ -131,6 +131,7 @@ class Task(ABC):
     samples: ClassVar[int] = 1
     kind: ClassVar[str] = ""  # which summary reads its values: "stream" or "recall"
     needs_trace: ClassVar[bool] = False
+    uses: ClassVar[frozenset[str]] = frozenset()  # "depths", "scored": what else it may be asked
     registry: ClassVar[dict[str, Task]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -157,12 +158,22 @@ class Task(ABC):
         """KvikError when the unit cannot be made: the text or the context is too short."""
 
     @abstractmethod
+    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
+        """Whether values read from a file are whole; they are plain JSON without NaN."""
+
+    @abstractmethod
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         """The dense cache's values, and a trace of it that :meth:`measure` may need."""
 
     @abstractmethod
     def measure(self, subject: Subject, unit: Unit, recipe: str, trace: Any) -> Values:
         """The values of a recipe; ``trace`` is None where ``needs_trace`` is not set."""
+
+
+def numbers(found: Any, count: int | None = None) -> bool:
+    """Whether ``found`` is a list of numbers, ``count`` of them."""
+    whole = isinstance(found, list) and (count is None or len(found) == count)
+    return whole and all(isinstance(x, int | float) for x in found)
 
 
 def find(name: str) -> Task:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kvik.evaluate.metrics import Rows, log_softmax, score
-from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values
+from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values, numbers
 from kvik.evaluate.tasks.stream import row_values
 
 
@@ -24,6 +25,8 @@ class Drift(Task):
     contexts = (512,)
     steps = 256
 
+    uses = frozenset({"scored"})
+
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"steps": ask.scored or self.steps}
 
@@ -36,6 +39,9 @@ class Drift(Task):
     def _context(self, material: Material, unit: Unit) -> list[int]:
         room = unit.where["context"] - len(material.head)
         return [*material.head, *material.excerpt(max(room, 1), unit.where["sample"])]
+
+    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
+        return all(numbers(values.get(n), where["steps"]) for n in ("kl", "nll", "agree"))
 
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         context = self._context(subject.material, unit)

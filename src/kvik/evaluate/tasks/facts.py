@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from kvik.errors import KvikError
+
 PLACES = (
     "lighthouse", "harbour", "library", "observatory", "orchard", "windmill", "monastery",
     "museum", "railway", "quarry", "theatre", "vineyard", "aquarium", "bakery", "castle",
@@ -17,7 +19,9 @@ NAMES = (
 
 
 def numbers(draw: Random, count: int) -> list[str]:
-    """So many different numbers of five digits."""
+    """So many different numbers of five digits; KvikError where there are not as many."""
+    if count > 90_000:
+        raise KvikError("there are not as many numbers of five digits: give a smaller --context")
     return [str(n) for n in draw.sample(range(10_000, 100_000), count)]
 
 

@@ -22,7 +22,7 @@ SHOWN = STRING // 2
 class _RandomTokens(Recall):
     """What both tasks have in common; ``places`` says where a string begins, by token."""
 
-    samples = 2
+    samples = 4
 
     @abstractmethod
     def places(self, unit: Unit, room: int) -> list[tuple[float, int]]:
@@ -53,6 +53,8 @@ class Induction(_RandomTokens):
     name = "induction"
     meaning = "random tokens to be continued: a map of depth by context, for any model"
     contexts = (500, 1000, 2000)
+
+    uses = frozenset({"depths"})
 
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}

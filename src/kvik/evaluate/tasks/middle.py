@@ -18,7 +18,7 @@ class Middle(Recall):
     name = "middle"
     meaning = "a list of keys and values: recall by the place in the list"
     contexts = (500, 1000)
-    samples = 2
+    samples = 4
 
     def probes(self, material: Material, unit: Unit) -> list[Probe]:
         return self._listed(material, unit, decoy=False)

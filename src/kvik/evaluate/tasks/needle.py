@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvik.errors import KvikError
 from kvik.evaluate.tasks.base import Ask, Material, Unit
 from kvik.evaluate.tasks.facts import PLACES, fact, lead, numbers, question
 from kvik.evaluate.tasks.recall import Probe, Recall
@@ -17,7 +18,9 @@ class Needle(Recall):
     name = "needle"
     meaning = "a number hidden in the text: a map of depth by context"
     contexts = (500, 1000, 2000)
-    samples = 2
+    samples = 4
+
+    uses = frozenset({"depths"})
 
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}
@@ -48,7 +51,9 @@ class Needles(Recall):
     name = "needles"
     meaning = "several numbers in one text, each asked for after the same context"
     contexts = (1000, 2000)
-    samples = 2
+    samples = 4
+
+    uses = frozenset({"depths"})
 
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}
@@ -62,6 +67,8 @@ class Needles(Recall):
     def _hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         draw, spelling, context = material.draw(unit), material.spelling, unit.where["context"]
         noise, depths = material.excerpt(context, unit.where["sample"]), unit.where["depths"]
+        if len(depths) > len(PLACES):
+            raise KvikError(f"at most {len(PLACES)} numbers can be told apart: give fewer --depth")
         places = draw.sample(PLACES, len(depths))
         drawn = numbers(draw, 2 * len(depths))
         asked, others = drawn[: len(depths)], drawn[len(depths) :]

@@ -8,7 +8,7 @@ else: how likely it is to one who has not read it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +16,15 @@ import numpy as np
 
 from kvik.errors import KvikError
 from kvik.evaluate.metrics import log_softmax
-from kvik.evaluate.tasks.base import REFERENCE, Material, Subject, Task, Unit, Values
+from kvik.evaluate.tasks.base import (
+    REFERENCE,
+    Material,
+    Subject,
+    Task,
+    Unit,
+    Values,
+    numbers,
+)
 from kvik.evaluate.tasks.branches import visit
 
 if TYPE_CHECKING:
@@ -61,6 +69,14 @@ class Recall(Task):
 
     def check(self, material: Material, unit: Unit) -> None:
         self.probes(material, unit)
+
+    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
+        items, names = values.get("items"), ["at", "logp", "hit"]
+        if recipe == REFERENCE:
+            names.append("floor")
+        return isinstance(items, list) and all(
+            isinstance(item, dict) and numbers([item.get(name) for name in names]) for item in items
+        )
 
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         probes, decoys = self.probes(subject.material, unit), self.decoys(subject.material, unit)

@@ -29,7 +29,7 @@ class _Written(Recall):
     """One riddle a unit. The decoy says other things and asks the same."""
 
     contexts = (500, 1000)
-    samples = 4
+    samples = 6
     axis = "sample"
 
     @abstractmethod
@@ -47,7 +47,7 @@ class _Written(Recall):
         riddle, other = self.riddle(material.draw(unit))
         facts = (other if decoy else riddle).facts
         answer = spelling.answer(riddle.lead, ", ".join(riddle.expects))
-        steps = len(answer) + 8
+        steps = len(answer) + 2  # no room to list everything there is
         noise = material.excerpt(context, unit.where["sample"])
         ids = spelling.fit(noise, facts, riddle.question, riddle.lead, context - steps)
         return Probe(float(unit.where["sample"]), ids, answer, riddle.expects, steps)
@@ -124,9 +124,10 @@ class CommonWords(_Written):
             draw.shuffle(every)
             return "Words: " + ", ".join(every) + "."
 
-        asks = "Which three words are most common in the list of words?"
-        lead = "The most common words are"
-        common, other = words[:3], words[3:6]
+        # One order alone is right: the answer is scored token by token.
+        asks = "Which three words are most common in the list of words, in alphabetical order?"
+        lead = "The most common words, in alphabetical order, are"
+        common, other = sorted(words[:3]), sorted(words[3:6])
         facts, others = [(0.5, listed(common))], [(0.5, listed(other))]
         expects = tuple(common)
         return Riddle(facts, asks, lead, expects), Riddle(others, asks, lead, expects)

@@ -5,6 +5,7 @@ Every scored token reads the compressed cache: a plain forward pass would never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvik.evaluate import quality
 from kvik.evaluate.metrics import Rows
-from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values
+from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values, numbers
 
 
 class Stream(Task):
@@ -23,6 +24,8 @@ class Stream(Task):
     kind = "stream"
     needs_trace = True
     scored: ClassVar[int] = 512
+
+    uses = frozenset({"scored"})
 
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"scored": ask.scored or self.scored}
@@ -38,6 +41,9 @@ class Stream(Task):
         head = material.head
         text = material.excerpt(self.tokens(unit) - len(head), unit.where["sample"])
         return quality.Window([*head, *text], unit.where["context"])
+
+    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
+        return all(numbers(values.get(n), where["scored"]) for n in ("kl", "nll", "agree"))
 
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         window = self.window(subject.material, unit)
