@@ -124,3 +124,35 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         read(tmp_path, kind, **changes)
+
+
+# Every family with what its smallest configuration needs.
+EVERY = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16},
+    "phi3": {},
+    "smollm3": {},
+    "gemma2": {},
+    "gemma3_text": {},
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("said", [False, None])
+def test_attention_to_later_tokens_is_refused(tmp_path: Path, kind: str, said: Any) -> None:
+    assert read(tmp_path, kind, **EVERY[kind], is_causal=True).layers
+    with pytest.raises(SpecError, match=f"is_causal must be true or absent, not {said}"):
+        read(tmp_path, kind, **EVERY[kind], is_causal=said)
+    # The planner needs no mask: the cache is the same.
+    assert "is_causal" in ModelSpec.load(tmp_path).unrunnable
+
+
+def test_a_model_with_images_is_asked_at_both_levels(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text"} | SIZES
+    for outer, inner in (({}, {"is_causal": False}), ({"is_causal": False}, {})):
+        with pytest.raises(SpecError, match="is_causal must be true"):
+            read(tmp_path, "gemma3", text_config=text | inner, **outer)

@@ -15,6 +15,7 @@ from typing import Any
 from kvik.spec.config_plain import PLAIN, spec_from_plain
 from kvik.spec.families import FAMILIES
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from kvik.spec.heeded import refuse_unmasked
 from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.model import LayerSpec, ModelSpec
@@ -45,6 +46,7 @@ def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
 def _gemma2(fields: Fields, name: str) -> ModelSpec:
     family = FAMILIES["gemma2"]
     fields = settled(fields, family)
+    refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden, context = fields.integer("hidden_size"), fields.integer("max_position_embeddings")
@@ -84,10 +86,12 @@ def _gemma3_nested(fields: Fields, name: str) -> ModelSpec:
     """The text model of a Gemma 3 that also sees images."""
     if "text_config" not in fields:
         raise fields.fault("the field text_config is missing")
+    refuse_unmasked(fields)
     return _gemma3(fields.sub("text_config"), name, fields.flag("tie_word_embeddings", True))
 
 
 def _gemma3(fields: Fields, name: str, tied: bool = True) -> ModelSpec:
+    refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden = fields.integer("hidden_size")

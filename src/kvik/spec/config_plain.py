@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvik.spec.families import FAMILIES
 from kvik.spec.fields import Fields
+from kvik.spec.heeded import refuse_unmasked
 from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.kinds import rotary
 from kvik.spec.model import Experts, LayerSpec, ModelSpec, Rope
@@ -47,6 +48,7 @@ def spec_from_plain(kind: str, fields: Fields, name: str) -> ModelSpec:
     """The model of family ``kind`` (a key of :data:`PLAIN`) that the fields describe."""
     plain = PLAIN[kind]
     fields = settled(fields, FAMILIES[kind]).with_default("max_position_embeddings", plain.context)
+    refuse_unmasked(fields)
     fields.refuse("mlp_bias", False)
     fields.refuse("hidden_act", "silu")
     if plain.own_head:
