@@ -15,13 +15,11 @@ from typing import Any
 from kvik.spec.config_plain import PLAIN, spec_from_plain
 from kvik.spec.families import FAMILIES
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
-from kvik.spec.heeded import refuse_unmasked
+from kvik.spec.heeded import FULL, SLIDING, refuse_kinds, refuse_other_names, refuse_unmasked
 from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.model import LayerSpec, ModelSpec
 from kvik.spec.rope import config_rope, rope_params
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def spec_from_config(path: Path) -> ModelSpec:
@@ -48,6 +46,9 @@ def _gemma2(fields: Fields, name: str) -> ModelSpec:
     fields = settled(fields, family)
     refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
+    refuse_other_names(fields)
+    if "layer_types" not in fields:
+        fields.refuse("sliding_window_pattern", 2)
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden, context = fields.integer("hidden_size"), fields.integer("max_position_embeddings")
     params = rope_params(fields)
@@ -55,6 +56,8 @@ def _gemma2(fields: Fields, name: str) -> ModelSpec:
         said.refuse("partial_rotary_factor", 1)
     theta = fields.number("rope_theta", 1e4)
     layers = cache_layers(fields, family)
+    fields.refuse("v_head_dim", layers[0].k_dim)
+    refuse_kinds(fields, layers, heeded=True, windowed=False)
     rope = config_rope(params, dim=layers[0].k_dim, theta=theta, context=context)
     return ModelSpec(
         name=name,
