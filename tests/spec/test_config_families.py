@@ -228,3 +228,27 @@ def test_fields_that_transformers_ignores_are_refused(
         read(tmp_path, kind, **EVERY[kind] | changes | ({absent: None} if absent else {}))
     # The planner, which knows what such fields mean elsewhere, answers all the same.
     assert ModelSpec.load(tmp_path).unrunnable
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("granite", {"architectures": ["LlamaForCausalLM"]}, "model_type must be 'llama' or abs"),
+        ("llama", {"architectures": ["MistralForCausalLM"]}, "model_type must be 'mistral'"),
+        ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping must be absent"),
+    ],
+)
+def test_what_transformers_computes_otherwise_is_refused(
+    tmp_path: Path, kind: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(tmp_path, kind, **changes)
+    # The planner goes by `model_type`, as transformers does.
+    planned = ModelSpec.load(tmp_path)
+    assert (planned.family, len(planned.layers)) == (kind, 4)
+    assert planned.unrunnable
+
+
+def test_a_class_alone_names_the_family(tmp_path: Path) -> None:
+    found = read(tmp_path, "", model_type=None, architectures=["Other", "MistralForCausalLM"])
+    assert found.family == "mistral"

@@ -35,9 +35,12 @@ def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
         raise fields.wrong("architectures", "a list")
     found = [str(name) for name in classes] or [fields.text("model_type")]
     for name in found:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-    known = ", ".join(name for name in ARCHITECTURES if name.endswith(("LM", "Generation")))
+        kind = ARCHITECTURES.get(name, name)
+        if kind in BUILDERS:
+            # transformers goes by `model_type`: another family's would be computed otherwise.
+            fields.refuse("model_type", kind)
+            return BUILDERS[kind]
+    known = ", ".join(ARCHITECTURES)
     raise fields.fault(f"the architecture {found[0][:80]!r} is not supported; {known} are")
 
 
@@ -96,6 +99,8 @@ def _gemma3_nested(fields: Fields, name: str) -> ModelSpec:
 def _gemma3(fields: Fields, name: str, tied: bool = True) -> ModelSpec:
     refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
+    # transformers has the field and does not apply it.
+    fields.refuse("attn_logit_softcapping")
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden = fields.integer("hidden_size")
     layers = {kind: _gemma3_layer(fields, kind) for kind in (FULL, SLIDING)}
@@ -149,7 +154,6 @@ def _gemma3_layer(fields: Fields, kind: str) -> LayerSpec:
             context=fields.integer("max_position_embeddings", 131_072),
         ),
         scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        softcap=fields.optional_number("attn_logit_softcapping"),
     )
 
 
@@ -165,21 +169,23 @@ def _gemma3_rope_params(fields: Fields, kind: str) -> Fields:
     return params.sub(kind)
 
 
-# Class names as `architectures` has them, then the `model_type` of files without that field.
-ARCHITECTURES: dict[str, Callable[[Fields, str], ModelSpec]] = {
-    "LlamaForCausalLM": partial(spec_from_plain, "llama"),
-    "MistralForCausalLM": partial(spec_from_plain, "mistral"),
-    "MixtralForCausalLM": partial(spec_from_plain, "mixtral"),
-    "Qwen2ForCausalLM": partial(spec_from_plain, "qwen2"),
-    "Qwen3ForCausalLM": partial(spec_from_plain, "qwen3"),
-    "Qwen3MoeForCausalLM": partial(spec_from_plain, "qwen3_moe"),
-    "Phi3ForCausalLM": partial(spec_from_plain, "phi3"),
-    "SmolLM3ForCausalLM": partial(spec_from_plain, "smollm3"),
-    "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3,
-    "Gemma3ForConditionalGeneration": _gemma3_nested,
+BUILDERS: dict[str, Callable[[Fields, str], ModelSpec]] = {
     **{kind: partial(spec_from_plain, kind) for kind in PLAIN},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gemma3": _gemma3_nested,
+}
+# Class names as `architectures` has them, and the `model_type` that goes with each.
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
 }
