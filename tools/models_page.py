@@ -85,7 +85,7 @@ def page() -> str:
     rows = "".join(row(name) for name in presets())
     configs = ", ".join(f"`{name}`" for name in sorted(FAMILIES, key=str.casefold))
     archs = ", ".join(f"`{name}`" for name in sorted(ARCHS))
-    runs = ", ".join(f"`{name}`" for name in sorted(ARCHITECTURES) if name[0].isupper())
+    runs = ", ".join(f"`{name}`" for name in sorted(ARCHITECTURES))
     runs_gguf = ", ".join(f"`{name}`" for name in sorted(BUILDERS))
     return (
         HEAD

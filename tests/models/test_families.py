@@ -11,6 +11,7 @@ import torch
 
 from kvik import native
 from kvik.engine.session import Session
+from kvik.errors import SpecError
 from kvik.models.feed_forward import FeedForward, Mixture
 from kvik.models.model import Model, load_model
 from kvik.models.packed_layer import PackedLayer
@@ -261,3 +262,17 @@ def test_a_context_changes_nothing_else(tmp_path: Path) -> None:
     tiny("mistral").save_pretrained(tmp_path)
     whole, part = load_model(tmp_path), load_model(tmp_path, context=32)
     assert (part.spec, part.identity) == (whole.spec, whole.identity)
+
+
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "phi3"])
+def test_a_list_that_transformers_ignores_changes_nothing(family: str, tmp_path: Path) -> None:
+    window = {"sliding_window": 7}
+    alone, mixed = tiny(family, **window), tiny(family, **window, layer_types=KINDS)
+    torch.testing.assert_close(reference(mixed, TEXT), reference(alone, TEXT))
+    with pytest.raises(SpecError, match="layer_types must be sliding_attention for every layer"):
+        ours(mixed, tmp_path / "mixed")
+    alike = tiny(family, **window, layer_types=["sliding_attention"] * 3)
+    assert_parity(alike, ours(alike, tmp_path / "alike"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvik.engine.session import Session
+from kvik.errors import SpecError
 from kvik.models.decoder import Decoder
 from kvik.models.model import Model, load_model
 from kvik.models.weights import load_weights
@@ -106,6 +107,14 @@ CASES = [("llama", key) for key in LLAMAS] + [("gemma3", key) for key in GEMMAS]
 def test_tiny_models_agree_with_transformers(family: str, case: str, tmp_path: Path) -> None:
     theirs = tiny(family, (LLAMAS if family == "llama" else GEMMAS)[case])
     assert_parity(theirs, ours(theirs, tmp_path))
+
+
+def test_gemma3s_cap_of_scores_is_refused_as_transformers_ignores_it(tmp_path: Path) -> None:
+    capped, plain = tiny("gemma3", {"attn_logit_softcapping": 0.1}), tiny("gemma3", {})
+    text = torch.arange(20)
+    torch.testing.assert_close(reference(capped, text), reference(plain, text))
+    with pytest.raises(SpecError, match="attn_logit_softcapping must be absent"):
+        ours(capped, tmp_path)
 
 
 def assert_parity(theirs: Any, model: Model) -> None:

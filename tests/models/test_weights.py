@@ -283,6 +283,35 @@ def test_safetensors_of_llama(tmp_path: Path):
         assert torch.equal(ours[name], theirs[other]), name
 
 
+@pytest.mark.parametrize("kind", [llama, gemma3])
+def test_a_head_beside_a_tied_embedding_must_be_its_copy(tmp_path: Path, kind: Any):
+    model = kind(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored, spec = load_file(file), load_spec(tmp_path)
+    embedding = stored["model.embed_tokens.weight"]
+    wanted = load_weights(tmp_path, spec)
+    save_file(stored | {"lm_head.weight": embedding.clone()}, file)
+    found = load_weights(tmp_path, spec)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    other = embedding.clone()
+    other[-1, -1] += 1
+    for head in (other, embedding[:-1].clone()):
+        save_file(stored | {"lm_head.weight": head}, file)
+        with pytest.raises(ModelError, match=r"lm_head\.weight is not the copy.*tie_word_emb"):
+            load_weights(tmp_path, spec)
+
+    # transformers uses such a head; so does kvik once the configuration admits it.
+    save_file(stored | {"lm_head.weight": other}, file, metadata={"format": "pt"})
+    theirs = type(model).from_pretrained(tmp_path)
+    assert torch.equal(theirs.lm_head.weight, other)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert torch.equal(load_weights(tmp_path, load_spec(tmp_path))["lm_head.weight"], other)
+
+
 def test_safetensors_of_gemma3_hold_the_norms_less_one(tmp_path: Path):
     model = gemma3()
     model.save_pretrained(tmp_path)

@@ -124,3 +124,131 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         read(tmp_path, kind, **changes)
+
+
+# Every family with what its smallest configuration needs.
+EVERY = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16},
+    "phi3": {},
+    "smollm3": {},
+    "gemma2": {},
+    "gemma3_text": {},
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("said", [False, None])
+def test_attention_to_later_tokens_is_refused(tmp_path: Path, kind: str, said: Any) -> None:
+    assert read(tmp_path, kind, **EVERY[kind], is_causal=True).layers
+    with pytest.raises(SpecError, match=f"is_causal must be true or absent, not {said}"):
+        read(tmp_path, kind, **EVERY[kind], is_causal=said)
+    # The planner needs no mask: the cache is the same.
+    assert "is_causal" in ModelSpec.load(tmp_path).unrunnable
+
+
+def test_a_model_with_images_is_asked_at_both_levels(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text"} | SIZES
+    for outer, inner in (({}, {"is_causal": False}), ({"is_causal": False}, {})):
+        with pytest.raises(SpecError, match="is_causal must be true"):
+            read(tmp_path, "gemma3", text_config=text | inner, **outer)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+MIXED = [FULL, SLIDING, FULL, FULL]
+USED = {"use_sliding_window": True, "sliding_window": 7}
+# What transformers makes of a list of kinds: the layers with a window, or None where kvik refuses.
+LISTS: list[tuple[str, dict[str, Any], list[str], list[int] | None]] = [
+    ("llama", {"sliding_window": 7}, MIXED, None),
+    ("llama", {"sliding_window": 7}, [SLIDING] * 4, None),
+    ("llama", {"sliding_window": 7}, [FULL] * 4, []),
+    ("mistral", {"sliding_window": 7}, MIXED, None),
+    ("mistral", {"sliding_window": 7}, [FULL] * 4, None),
+    ("mistral", {"sliding_window": 7}, [SLIDING] * 4, [0, 1, 2, 3]),
+    ("mistral", {"sliding_window": None}, [FULL] * 4, []),
+    ("mistral", {"sliding_window": 512}, MIXED, []),
+    ("mixtral", {"sliding_window": 7}, MIXED, None),
+    ("mixtral", {"sliding_window": 7}, [SLIDING] * 4, [0, 1, 2, 3]),
+    ("phi3", {"sliding_window": 7}, [FULL] * 4, None),
+    ("phi3", {"sliding_window": 7}, [SLIDING] * 4, [0, 1, 2, 3]),
+    ("qwen2", USED, MIXED, [1]),
+    ("qwen2", {"sliding_window": 7}, MIXED, None),
+    ("qwen2", {}, ["chunked_attention"] * 4, None),
+    ("qwen2", {}, ["attention"] * 4, None),
+    ("qwen2", {}, [FULL] * 4, []),
+    ("qwen2", {}, [FULL] * 3, None),
+    ("qwen3", USED, MIXED, [1]),
+    ("qwen3", USED | {"use_sliding_window": False}, MIXED, None),
+    ("qwen3", {}, ["chunked_attention"] * 4, None),
+    ("qwen3_moe", {}, MIXED, None),
+    ("qwen3_moe", {}, ["chunked_attention"] * 4, None),
+    ("qwen3_moe", {}, [FULL] * 4, []),
+    ("smollm3", USED, MIXED, [1]),
+    ("gemma2", {"sliding_window": 7}, MIXED, [1]),
+    ("gemma2", {}, ["chunked_attention"] * 4, None),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "kinds", "windows"), LISTS)
+def test_a_list_of_kinds_is_transformers_or_refused(
+    tmp_path: Path,
+    kind: str,
+    changes: dict[str, Any],
+    kinds: list[str],
+    windows: list[int] | None,
+) -> None:
+    options = EVERY[kind] | changes | {"layer_types": kinds}
+    if windows is None:
+        with pytest.raises(SpecError, match="layer_types"):
+            read(tmp_path, kind, **options)
+    else:
+        layers = read(tmp_path, kind, **options).layers
+        assert [i for i, layer in enumerate(layers) if layer.kind == "sliding"] == windows
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "absent", "said"),
+    [
+        ("llama", {"num_kv_heads": 2}, "num_key_value_heads", "num_kv_heads must be absent"),
+        ("qwen2", {"attention_head_dim": 8}, "", "attention_head_dim must be absent"),
+        ("mixtral", {"window_size": 7}, "", "window_size must be absent.*in sliding_window"),
+        ("llama", {"v_head_dim": 8}, "", "v_head_dim must be 16 or absent"),
+        ("gemma2", {"v_head_dim": 8, "head_dim": 16}, "", "v_head_dim must be 16 or absent"),
+        ("gemma2", {"sliding_window_pattern": 3}, "", "sliding_window_pattern must be 2"),
+    ],
+)
+def test_fields_that_transformers_ignores_are_refused(
+    tmp_path: Path, kind: str, changes: dict[str, Any], absent: str, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(tmp_path, kind, **EVERY[kind] | changes | ({absent: None} if absent else {}))
+    # The planner, which knows what such fields mean elsewhere, answers all the same.
+    assert ModelSpec.load(tmp_path).unrunnable
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("granite", {"architectures": ["LlamaForCausalLM"]}, "model_type must be 'llama' or abs"),
+        ("llama", {"architectures": ["MistralForCausalLM"]}, "model_type must be 'mistral'"),
+        ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping must be absent"),
+    ],
+)
+def test_what_transformers_computes_otherwise_is_refused(
+    tmp_path: Path, kind: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(tmp_path, kind, **changes)
+    # The planner goes by `model_type`, as transformers does.
+    planned = ModelSpec.load(tmp_path)
+    assert (planned.family, len(planned.layers)) == (kind, 4)
+    assert planned.unrunnable
+
+
+def test_a_class_alone_names_the_family(tmp_path: Path) -> None:
+    found = read(tmp_path, "", model_type=None, architectures=["Other", "MistralForCausalLM"])
+    assert found.family == "mistral"

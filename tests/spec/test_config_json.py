@@ -172,9 +172,9 @@ def test_layer_kinds_of_gemma3(write):
     assert [x.kind for x in spec.layers] == ["full"] * 3 + ["sliding"] * 4
 
 
-def test_softcaps_of_gemma3(write):
-    spec = load_spec(write(GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0))
-    assert {layer.softcap for layer in spec.layers} == {50.0}
+def test_softcap_of_gemma3(write):
+    spec = load_spec(write(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=30.0))
+    assert {layer.softcap for layer in spec.layers} == {None}
     assert spec.final_softcap == 30.0
 
 
@@ -258,7 +258,16 @@ def test_what_transformers_writes_is_read(tmp_path: Path, config: Any):
         (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation"),
         (GEMMA, {"rope_parameters": {"rope_theta": 3.0}}, "full_attention and sliding_attention"),
-        (GEMMA, {"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config is missing"),
+        (
+            GEMMA,
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "model_type must be 'gemma3'",
+        ),
+        (
+            GEMMA,
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+            "text_config is missing",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(write, config, changes, said: str):

@@ -45,6 +45,9 @@ PHI3_FUSED = {
 # What a Gemma 3 that sees images has besides its text model, and what old files stored needlessly.
 SPARE = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|.*\.rotary_emb\.inv_freq$")
 
+HEAD = "lm_head.weight"
+ROWS = 4096  # of two large matrices that are compared at a time
+
 
 class SafetensorsWeights:
     """The tensors of one folder."""
@@ -60,6 +63,22 @@ class SafetensorsWeights:
             raise ModelError(f"{file}: cannot be read ({error}): fetch it again") from error
         ends = [name for name in self._shapes if name.endswith("embed_tokens.weight")]
         self._prefix = ends[0].removesuffix("embed_tokens.weight") if ends else "model."
+        if spec.tied:
+            self._check_head()
+
+    def _check_head(self) -> None:
+        """A head beside a tied embedding must be its copy: transformers would use another."""
+        embedding = self._prefix + "embed_tokens.weight"
+        for name in (name for name in self._shapes if name.endswith(HEAD)):
+            if embedding not in self._shapes:
+                continue
+            same = self._shapes[name] == self._shapes[embedding]
+            if not (same and _equal(self._files[name], name, self._files[embedding], embedding)):
+                raise ModelError(
+                    f"{self._folder}: {name} is not the copy of {embedding} that "
+                    "tie_word_embeddings promises: set that field of config.json to false to use "
+                    "the head"
+                )
 
     def _add(self, file: Path) -> None:
         opened: Any = safe_open(file, framework="pt")
@@ -103,7 +122,7 @@ class SafetensorsWeights:
 
     def spare(self, name: str) -> bool:
         """Parts that are not of the text model, and the copy of a tied embedding."""
-        return bool(SPARE.match(name)) or (self._spec.tied and name.endswith("lm_head.weight"))
+        return bool(SPARE.match(name)) or (self._spec.tied and name.endswith(HEAD))
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor that we call ``name``, float32."""
@@ -134,6 +153,15 @@ class SafetensorsWeights:
         place = self.place(name)
         values: torch.Tensor = self._files[place.tensor].get_tensor(place.tensor)
         return values[place.start : place.start + self._wanted[name][0]]
+
+
+def _equal(left_file: Any, left: str, right_file: Any, right: str) -> bool:
+    """Whether two tensors of one shape hold the same values, whatever their types."""
+    one, other = left_file.get_slice(left), right_file.get_slice(right)
+    return all(
+        torch.equal(one[at : at + ROWS].double(), other[at : at + ROWS].double())
+        for at in range(0, one.get_shape()[0], ROWS)
+    )
 
 
 def shards(folder: Path) -> Iterable[Path]:

@@ -15,12 +15,11 @@ from typing import Any
 from kvik.spec.config_plain import PLAIN, spec_from_plain
 from kvik.spec.families import FAMILIES
 from kvik.spec.fields import MAX_HEAD_DIM, MAX_LAYERS, Fields
+from kvik.spec.heeded import FULL, SLIDING, refuse_kinds, refuse_other_names, refuse_unmasked
 from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.jsonfile import model_name, read_json
 from kvik.spec.model import LayerSpec, ModelSpec
 from kvik.spec.rope import config_rope, rope_params
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def spec_from_config(path: Path) -> ModelSpec:
@@ -36,16 +35,23 @@ def _builder(fields: Fields) -> Callable[[Fields, str], ModelSpec]:
         raise fields.wrong("architectures", "a list")
     found = [str(name) for name in classes] or [fields.text("model_type")]
     for name in found:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-    known = ", ".join(name for name in ARCHITECTURES if name.endswith(("LM", "Generation")))
+        kind = ARCHITECTURES.get(name, name)
+        if kind in BUILDERS:
+            # transformers goes by `model_type`: another family's would be computed otherwise.
+            fields.refuse("model_type", kind)
+            return BUILDERS[kind]
+    known = ", ".join(ARCHITECTURES)
     raise fields.fault(f"the architecture {found[0][:80]!r} is not supported; {known} are")
 
 
 def _gemma2(fields: Fields, name: str) -> ModelSpec:
     family = FAMILIES["gemma2"]
     fields = settled(fields, family)
+    refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
+    refuse_other_names(fields)
+    if "layer_types" not in fields:
+        fields.refuse("sliding_window_pattern", 2)
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden, context = fields.integer("hidden_size"), fields.integer("max_position_embeddings")
     params = rope_params(fields)
@@ -53,6 +59,8 @@ def _gemma2(fields: Fields, name: str) -> ModelSpec:
         said.refuse("partial_rotary_factor", 1)
     theta = fields.number("rope_theta", 1e4)
     layers = cache_layers(fields, family)
+    fields.refuse("v_head_dim", layers[0].k_dim)
+    refuse_kinds(fields, layers, heeded=True, windowed=False)
     rope = config_rope(params, dim=layers[0].k_dim, theta=theta, context=context)
     return ModelSpec(
         name=name,
@@ -84,11 +92,15 @@ def _gemma3_nested(fields: Fields, name: str) -> ModelSpec:
     """The text model of a Gemma 3 that also sees images."""
     if "text_config" not in fields:
         raise fields.fault("the field text_config is missing")
+    refuse_unmasked(fields)
     return _gemma3(fields.sub("text_config"), name, fields.flag("tie_word_embeddings", True))
 
 
 def _gemma3(fields: Fields, name: str, tied: bool = True) -> ModelSpec:
+    refuse_unmasked(fields)
     fields.refuse("use_bidirectional_attention", False)
+    # transformers has the field and does not apply it.
+    fields.refuse("attn_logit_softcapping")
     fields.refuse("hidden_activation", "gelu_pytorch_tanh")
     hidden = fields.integer("hidden_size")
     layers = {kind: _gemma3_layer(fields, kind) for kind in (FULL, SLIDING)}
@@ -142,7 +154,6 @@ def _gemma3_layer(fields: Fields, kind: str) -> LayerSpec:
             context=fields.integer("max_position_embeddings", 131_072),
         ),
         scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        softcap=fields.optional_number("attn_logit_softcapping"),
     )
 
 
@@ -158,21 +169,23 @@ def _gemma3_rope_params(fields: Fields, kind: str) -> Fields:
     return params.sub(kind)
 
 
-# Class names as `architectures` has them, then the `model_type` of files without that field.
-ARCHITECTURES: dict[str, Callable[[Fields, str], ModelSpec]] = {
-    "LlamaForCausalLM": partial(spec_from_plain, "llama"),
-    "MistralForCausalLM": partial(spec_from_plain, "mistral"),
-    "MixtralForCausalLM": partial(spec_from_plain, "mixtral"),
-    "Qwen2ForCausalLM": partial(spec_from_plain, "qwen2"),
-    "Qwen3ForCausalLM": partial(spec_from_plain, "qwen3"),
-    "Qwen3MoeForCausalLM": partial(spec_from_plain, "qwen3_moe"),
-    "Phi3ForCausalLM": partial(spec_from_plain, "phi3"),
-    "SmolLM3ForCausalLM": partial(spec_from_plain, "smollm3"),
-    "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3,
-    "Gemma3ForConditionalGeneration": _gemma3_nested,
+BUILDERS: dict[str, Callable[[Fields, str], ModelSpec]] = {
     **{kind: partial(spec_from_plain, kind) for kind in PLAIN},
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gemma3": _gemma3_nested,
+}
+# Class names as `architectures` has them, and the `model_type` that goes with each.
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvik.spec.families import FAMILIES
 from kvik.spec.fields import Fields
+from kvik.spec.heeded import refuse_kinds, refuse_other_names, refuse_unmasked
 from kvik.spec.hf_config import cache_layers, settled
 from kvik.spec.kinds import rotary
 from kvik.spec.model import Experts, LayerSpec, ModelSpec, Rope
@@ -26,7 +27,8 @@ class Plain:
     None where no default is known) are what absent fields mean. ``bias`` names the
     projections that always have one. ``asks_bias``: all four have one where ``attention_bias``
     says so. ``partial``: RoPE may turn the first channels of a head alone. ``ropeless``: some
-    layers may have none. ``own_head``: the width of a head is never derived.
+    layers may have none. ``own_head``: the width of a head is never derived. ``lists``: the kinds
+    of layers are those of ``layer_types``; ``windowed``: all have the window that there is.
     """
 
     context: int
@@ -40,6 +42,8 @@ class Plain:
     partial: bool = False
     ropeless: bool = False
     own_head: bool = False
+    lists: bool = False
+    windowed: bool = False
     experts: Callable[[Fields, int], Experts] | None = None
 
 
@@ -47,11 +51,15 @@ def spec_from_plain(kind: str, fields: Fields, name: str) -> ModelSpec:
     """The model of family ``kind`` (a key of :data:`PLAIN`) that the fields describe."""
     plain = PLAIN[kind]
     fields = settled(fields, FAMILIES[kind]).with_default("max_position_embeddings", plain.context)
+    refuse_unmasked(fields)
+    refuse_other_names(fields)
     fields.refuse("mlp_bias", False)
     fields.refuse("hidden_act", "silu")
     if plain.own_head:
         fields.integer("head_dim")
     layers = cache_layers(fields, FAMILIES[kind])
+    fields.refuse("v_head_dim", layers[0].k_dim)
+    refuse_kinds(fields, layers, heeded=plain.lists, windowed=plain.windowed)
     if plain.experts and fields.flag("use_sliding_window", False):
         raise fields.wrong("use_sliding_window", "false or absent")
     return ModelSpec(
@@ -139,11 +147,11 @@ def _experts(
 
 PLAIN: dict[str, Plain] = {
     "llama": Plain(2048, asks_bias=True),
-    "mistral": Plain(131_072),
-    "qwen2": Plain(32_768, bias="qkv"),
-    "qwen3": Plain(32_768, asks_bias=True, qk_norm=True, own_head=True),
-    "phi3": Plain(4096, eps=1e-5, old=4096, partial=True),
-    "smollm3": Plain(32_768, theta=2e6, tied=True, asks_bias=True, ropeless=True),
-    "mixtral": Plain(131_072, theta=1e6, eps=1e-5, experts=_mixtral),
+    "mistral": Plain(131_072, windowed=True),
+    "qwen2": Plain(32_768, bias="qkv", lists=True),
+    "qwen3": Plain(32_768, asks_bias=True, qk_norm=True, own_head=True, lists=True),
+    "phi3": Plain(4096, eps=1e-5, old=4096, partial=True, windowed=True),
+    "smollm3": Plain(32_768, theta=2e6, tied=True, asks_bias=True, ropeless=True, lists=True),
+    "mixtral": Plain(131_072, theta=1e6, eps=1e-5, windowed=True, experts=_mixtral),
     "qwen3_moe": Plain(32_768, asks_bias=True, qk_norm=True, experts=_qwen3_moe),
 }
