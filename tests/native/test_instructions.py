@@ -33,7 +33,10 @@ def optimised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_no_kernel_grew(bench: ModuleType, optimised: Path) -> None:
+def test_the_optimised_build(bench: ModuleType, optimised: Path) -> None:
+    """No kernel grew, and no variant lends a function; one test, since a build takes minutes."""
+    if sys.platform == "linux":  # it reads ELF objects
+        check_inline_functions(optimised)
     if shutil.which("valgrind") is None:
         pytest.skip("needs valgrind")
     records = bench.recorded()
@@ -44,9 +47,7 @@ def test_no_kernel_grew(bench: ModuleType, optimised: Path) -> None:
     assert not faults, f"{faults}; if that is meant: python bench/instructions.py"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads ELF objects")
-def test_no_inline_function_of_a_better_instruction_set_can_be_taken(optimised: Path) -> None:
+def check_inline_functions(optimised: Path) -> None:
     """Linkers keep one copy of an inline function: it must not be one that needs AVX-512.
 
     Every weak symbol of a variant's object is of its own namespace, or also in the baseline's

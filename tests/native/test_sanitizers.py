@@ -15,7 +15,7 @@ KERNELS = cpp.ROOT / "csrc" / "kernels"
 FUNCTION = re.compile(r"^static inline .*?\b(\w+|operator\S)\(", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # for one test: each process of a parallel run would build it anew
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
     options = ["-DKVIK_SANITIZE=address,undefined"]
@@ -34,7 +34,7 @@ def test_cpp_tests_pass_under_sanitizers(sanitized: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sanitizers_are_on(sanitized: Path, tmp_path: Path) -> None:
+def test_the_sanitizers_are_on(tmp_path: Path) -> None:
     """Negative control: a read past the end and an overflow, built alike, end the program."""
     source = tmp_path / "fault.cpp"
     source.write_text(

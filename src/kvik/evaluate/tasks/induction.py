@@ -28,13 +28,7 @@ class _RandomTokens(Recall):
     def places(self, unit: Unit, room: int) -> list[tuple[float, int]]:
         """(at, tokens before the string) for ``room`` tokens of text, ``at`` ascending."""
 
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=False)
-
-    def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=True)
-
-    def _hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         room = _room(unit.where["context"], len(material.head))
         text = material.excerpt(room, unit.where["sample"])
         draw, rare = material.draw(unit), _rare(material)

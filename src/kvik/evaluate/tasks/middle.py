@@ -20,13 +20,7 @@ class Middle(Recall):
     contexts = (500, 1000)
     samples = 4
 
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._listed(material, unit, decoy=False)
-
-    def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._listed(material, unit, decoy=True)
-
-    def _listed(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         context, spelling = unit.where["context"], material.spelling
         count = self._pairs(material, context)
         drawn = numbers(material.draw(unit), 3 * count)

@@ -25,13 +25,7 @@ class Needle(Recall):
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}
 
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=False)
-
-    def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=True)
-
-    def _hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         draw, spelling, context = material.draw(unit), material.spelling, unit.where["context"]
         noise = material.excerpt(context, unit.where["sample"])
         made = []
@@ -58,13 +52,7 @@ class Needles(Recall):
     def options(self, ask: Ask) -> dict[str, Any]:
         return {"depths": list(ask.depths or DEPTHS)}
 
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=False)
-
-    def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        return self._hidden(material, unit, decoy=True)
-
-    def _hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         draw, spelling, context = material.draw(unit), material.spelling, unit.where["context"]
         noise, depths = material.excerpt(context, unit.where["sample"]), unit.where["depths"]
         if len(depths) > len(PLACES):

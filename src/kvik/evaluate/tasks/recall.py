@@ -57,12 +57,19 @@ class Recall(Task):
     axis: ClassVar[str] = "depth"
 
     @abstractmethod
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        """What is asked, in ascending order of ``at``."""
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
+        """What is asked, in ascending order of ``at``.
 
-    @abstractmethod
+        With ``decoy`` the contexts say something else; questions and answers stay.
+        """
+
+    def probes(self, material: Material, unit: Unit) -> list[Probe]:
+        """What is asked of every cache."""
+        return self.hidden(material, unit, decoy=False)
+
     def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        """The same with contexts that say something else; the answers stay."""
+        """What the floor is measured with."""
+        return self.hidden(material, unit, decoy=True)
 
     def tokens(self, unit: Unit) -> int:
         return int(unit.where["context"])

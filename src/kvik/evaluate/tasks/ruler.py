@@ -36,13 +36,7 @@ class _Written(Recall):
     def riddle(self, draw: Random) -> tuple[Riddle, Riddle]:
         """A riddle and its decoy, whose facts alone differ."""
 
-    def probes(self, material: Material, unit: Unit) -> list[Probe]:
-        return [self._probe(material, unit, decoy=False)]
-
-    def decoys(self, material: Material, unit: Unit) -> list[Probe]:
-        return [self._probe(material, unit, decoy=True)]
-
-    def _probe(self, material: Material, unit: Unit, *, decoy: bool) -> Probe:
+    def hidden(self, material: Material, unit: Unit, *, decoy: bool) -> list[Probe]:
         spelling, context = material.spelling, unit.where["context"]
         riddle, other = self.riddle(material.draw(unit))
         facts = (other if decoy else riddle).facts
@@ -50,7 +44,7 @@ class _Written(Recall):
         steps = len(answer) + 2  # no room to list everything there is
         noise = material.excerpt(context, unit.where["sample"])
         ids = spelling.fit(noise, facts, riddle.question, riddle.lead, context - steps)
-        return Probe(float(unit.where["sample"]), ids, answer, riddle.expects, steps)
+        return [Probe(float(unit.where["sample"]), ids, answer, riddle.expects, steps)]
 
 
 class MultiKey(_Written):
