@@ -17,7 +17,8 @@ def render(result: Mapping[str, Any], drawn: Sequence[TaskCharts]) -> str:
     """The page as HTML text; ``drawn`` are its pictures."""
     sections = [("Figures", f'<div class="card scroll">{_table(result)}</div>')]
     for task in drawn:
-        words = paragraph(f"{Task.registry[task.task].meaning.capitalize()}.")
+        meaning = Task.registry[task.task].meaning
+        words = paragraph(f"{meaning[0].upper()}{meaning[1:]}.")
         shown = gallery([(chart.picture, chart.caption) for chart in task.charts])
         sections.append((task.task, words + shown))
     if result["failed"]:
