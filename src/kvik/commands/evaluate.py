@@ -76,7 +76,7 @@ def evaluate(question: Question, out: str | None, *, as_json: bool) -> int:
         # Before any file: what took hours to measure is not lost to a full disk.
         text = to_json(result)
         present(text, {}, lambda: make_table(result), as_json=as_json, notes=notes(result))
-        for name in () if folder is None else _leave(result, folder):
+        for name in () if folder is None else _leave(result, text, folder):
             if not as_json:
                 click.echo(name)
     for cell in result["failed"]:
@@ -85,12 +85,12 @@ def evaluate(question: Question, out: str | None, *, as_json: bool) -> int:
     return 1 if result["failed"] else 0
 
 
-def _leave(result: dict[str, Any], folder: Path) -> Iterator[str]:
+def _leave(result: dict[str, Any], text: str, folder: Path) -> Iterator[str]:
     """Writes every file, each whole, the data first; yields what was written."""
     drawn = draw(result)
-    texts = {"eval.json": to_json(result), "eval.html": render(result, drawn), **sheets(result)}
-    for name, text in texts.items():
-        write_atomic(folder / name, text)
+    texts = {"eval.json": text, "eval.html": render(result, drawn), **sheets(result)}
+    for name, content in texts.items():
+        write_atomic(folder / name, content)
         yield str(folder / name)
     pictures = [chart.picture.write_png(folder) for task in drawn for chart in task.charts]
     if pictures:

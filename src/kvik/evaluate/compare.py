@@ -23,7 +23,7 @@ from kvik.evaluate.needle import Needle, needle_map, template
 from kvik.evaluate.provenance import environment, files_sha256, text_sha256
 from kvik.evaluate.quality import SCORED, Window
 from kvik.evaluate.speed import STEPS, points, steps
-from kvik.evaluate.text import library_text, read_text, windows
+from kvik.evaluate.text import BUILT_IN_TEXT, chosen_text, library_text, windows
 from kvik.evaluate.worker import Task, session_tokens
 from kvik.models.sources import Progress as Fetching
 
@@ -56,7 +56,6 @@ DETAILS = (
     "needle_cells",
 )
 DEFAULT_CONTEXT = 2048
-BUILT_IN_TEXT = "built-in (pydoc_data.topics)"
 
 
 class Progress(Protocol):
@@ -114,11 +113,8 @@ def prepare(
     from kvik.spec import load_spec
     from kvik.spec.load import find_spec
 
-    prose = library_text() if text is None else read_text(text)
-    said = {
-        "name": BUILT_IN_TEXT if text is None else Path(text).name,
-        "sha256": text_sha256(prose),
-    }
+    name, prose = chosen_text(text)
+    said = {"name": name, "sha256": text_sha256(prose)}
     before = None if baseline is None else earlier.read(baseline)
     if sources.local(model) is None:
         resolved(recipes, None)

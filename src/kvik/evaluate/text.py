@@ -11,6 +11,7 @@ from typing import BinaryIO
 from kvik.errors import KvikError
 
 MAX_BYTES = 64 << 20
+BUILT_IN_TEXT = "built-in (pydoc_data.topics)"
 
 
 def library_text() -> str:
@@ -18,6 +19,13 @@ def library_text() -> str:
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
+
+
+def chosen_text(path: str | Path | None) -> tuple[str, str]:
+    """The name and the text that a user chose: of a file the last part of its path."""
+    if path is None:
+        return BUILT_IN_TEXT, library_text()
+    return Path(path).name, read_text(path)
 
 
 def read_text(path: str | Path) -> str:

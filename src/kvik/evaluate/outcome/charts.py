@@ -76,25 +76,13 @@ def _streamed(task: str, rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _curves(task: str, rows: Sequence[Row], recipes: Sequence[str]) -> Chart:
-    series = []
-    for recipe in recipes:
-        mine = sorted((r for r in rows if r["recipe"] == recipe), key=lambda r: r["context"])
-        if recipe == REFERENCE or not mine:
-            continue
-        series.append(
-            Series(
-                recipe,
-                [row["context"] for row in mine],
-                [row["kl"]["value"] for row in mine],
-                recipes.index(recipe),
-            )
-        )
+    series = _by_context(rows, recipes, "kl")
     return Chart(
         draw_lines(
             f"{task}-context",
             f"{task}: KL against context",
             "KL to the dense cache of every recipe against the length of the context.",
-            series,
+            [one for one in series if one.label != REFERENCE],
             Axis("tokens of context", "log2"),
             Axis("KL in nats", "log", nats, floor=LEAST_KL),
         ),
@@ -206,11 +194,7 @@ def _distances(task: str, rows: Sequence[Row], recipes: Sequence[str]) -> Chart:
 
 
 def _riddles(task: str, rows: Sequence[Row], recipes: Sequence[str]) -> Chart:
-    series = []
-    for index, recipe in enumerate(recipes):
-        mine = sorted((r for r in rows if r["recipe"] == recipe), key=lambda r: r["context"])
-        kept = [None if r["retention"] is None else r["retention"]["value"] for r in mine]
-        series.append(Series(recipe, [r["context"] for r in mine], kept, index))
+    series = _by_context(rows, recipes, "retention")
     return Chart(
         draw_lines(
             f"{task}-context",
@@ -223,6 +207,16 @@ def _riddles(task: str, rows: Sequence[Row], recipes: Sequence[str]) -> Chart:
         f"{Task.registry[task].meaning}. Contexts where the dense cache is near the floor are "
         "gaps.",
     )
+
+
+def _by_context(rows: Sequence[Row], recipes: Sequence[str], figure: str) -> list[Series]:
+    """A line a recipe: its estimate of ``figure`` at every context, a gap where there is none."""
+    series = []
+    for index, recipe in enumerate(recipes):
+        mine = sorted((r for r in rows if r["recipe"] == recipe), key=lambda r: r["context"])
+        values = [None if row[figure] is None else row[figure]["value"] for row in mine]
+        series.append(Series(recipe, [row["context"] for row in mine], values, index))
+    return series
 
 
 def _recipes(rows: Sequence[Row]) -> list[str]:

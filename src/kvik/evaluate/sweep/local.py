@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import IO, Any
 
 from kvik.errors import KvikError
@@ -32,12 +31,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         with self._lock:
             for process in self._running:

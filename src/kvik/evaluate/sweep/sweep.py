@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,17 +12,16 @@ from kvik import machine
 from kvik.errors import CapacityError, KvikError
 from kvik.evaluate.compare import check_memory, resolved
 from kvik.evaluate.outcome.summary import summarize
-from kvik.evaluate.provenance import environment
+from kvik.evaluate.provenance import environment, text_sha256
 from kvik.evaluate.sweep.cells import Job, Record, Setup
 from kvik.evaluate.sweep.store import SCHEMA, Store
 from kvik.evaluate.tasks import REFERENCE, Ask, Material, Task, Unit, find
-from kvik.evaluate.text import library_text, read_text
+from kvik.evaluate.text import chosen_text
 from kvik.models.sources import Progress as Fetching
 
 if TYPE_CHECKING:
     from kvik.spec import ModelSpec
 
-LIBRARY = "pydoc_data.topics"
 Work = Callable[[Sequence[Job]], Iterator[Record]]
 
 
@@ -68,6 +66,9 @@ class Prepared:
         return sorted(jobs, key=lambda job: -find(job.unit.task).tokens(job.unit))
 
 
+Workforce = Callable[[Prepared], AbstractContextManager[Work]]
+
+
 def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
     """Check all there is to check; KvikError before anything runs."""
     from kvik.models import load_model, sources
@@ -75,7 +76,7 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
 
     tasks = [find(name) for name in dict.fromkeys(question.tasks)]
     _check_ask(question.ask, tasks)
-    text = library_text() if question.text is None else read_text(question.text)
+    name, text = chosen_text(question.text)
     if sources.local(question.model) is None:
         resolved(question.recipes, None)
     path = sources.resolve(question.model, fetching)
@@ -93,9 +94,9 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
         "schema": SCHEMA,
         "model": shown_name(question.model),
         "model_identity": identity,
-        "text": LIBRARY if question.text is None else Path(question.text).name,
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "tokens_sha256": _digest(material.ids),
+        "text": name,
+        "text_sha256": text_sha256(text),
+        "tokens_sha256": text_sha256(" ".join(map(str, material.ids))),
         "seed": question.seed,
         "early": question.early,
         "template": material.spelling.template,
@@ -117,16 +118,9 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
     return Prepared(question, recipes, units, setup, workers, header, tuple(warnings))
 
 
-def _digest(ids: Sequence[int]) -> str:
-    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
-
-
 def shown_name(model: str) -> str:
     """A name as given; of a path the last part, as where it lies is nobody's business."""
     return Path(model).resolve().name if Path(model).exists() else model
-
-
-Workforce = Callable[[Prepared], AbstractContextManager[Work]]
 
 
 def _check_units(material: Material, units: Sequence[Unit]) -> None:
@@ -157,8 +151,11 @@ def _share(
     question: Question, spec: ModelSpec, units: Sequence[Unit], path: Path
 ) -> tuple[int, int]:
     """(workers, threads of each); CapacityError when not even one fits beside its logits."""
-    traces = [_trace_bytes(spec, unit) for unit in units]
-    each = max(traces) + _file_bytes(path) * 2
+    from kvik.models.identity import weight_files
+
+    # The dense cache leaves float32 logits of every scored token.
+    traces = [int(unit.where.get("scored", 0)) * spec.vocab * 4 for unit in units]
+    each = max(traces) + 2 * sum(file.size for file in weight_files(path))
     have = machine.available_memory()
     if each > have:
         raise CapacityError(
@@ -169,17 +166,6 @@ def _share(
     fit = max(1, min(cores, int(have // each)))
     workers = question.workers or fit
     return workers, max(1, cores // workers)
-
-
-def _trace_bytes(spec: ModelSpec, unit: Unit) -> int:
-    """Bytes of float32 logits that the dense cache leaves."""
-    rows = unit.where.get("scored", unit.where.get("steps", 0))
-    return int(rows) * spec.vocab * 4
-
-
-def _file_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [p for p in path.glob("*.safetensors")]
-    return sum(p.stat().st_size for p in files)
 
 
 def run(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kvik.evaluate.metrics import Rows, log_softmax, score
-from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values, numbers
-from kvik.evaluate.tasks.stream import row_values
+from kvik.evaluate.tasks.base import REFERENCE, Material, Subject, Unit, Values
+from kvik.evaluate.tasks.stream import Streamed, row_values
 
 
-class Drift(Task):
+class Drift(Streamed):
     """A continuation that the dense model samples; every cache is fed it one token a step.
 
     The slope of KL against the step tells whether the error grows.
@@ -20,18 +19,11 @@ class Drift(Task):
 
     name = "drift"
     meaning = "KL by step of a continuation that the dense cache wrote: does the error grow"
-    kind = "stream"
-    needs_trace = True
     contexts = (512,)
-    steps = 256
-
-    uses = frozenset({"scored"})
-
-    def options(self, ask: Ask) -> dict[str, Any]:
-        return {"steps": ask.scored or self.steps}
+    scored = 256
 
     def tokens(self, unit: Unit) -> int:
-        return int(unit.where["context"]) + int(unit.where["steps"])
+        return int(unit.where["context"]) + int(unit.where["scored"])
 
     def check(self, material: Material, unit: Unit) -> None:
         self._context(material, unit)
@@ -40,13 +32,10 @@ class Drift(Task):
         room = unit.where["context"] - len(material.head)
         return [*material.head, *material.excerpt(max(room, 1), unit.where["sample"])]
 
-    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
-        return all(numbers(values.get(n), where["steps"]) for n in ("kl", "nll", "agree"))
-
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         context = self._context(subject.material, unit)
         draw = subject.material.draw(unit)
-        steps, vocab = unit.where["steps"], subject.model.spec.vocab
+        steps, vocab = unit.where["scored"], subject.model.spec.vocab
         logits, tokens = np.empty((steps, vocab), dtype=np.float32), []
         session = subject.session(REFERENCE, self.tokens(unit))
         try:

@@ -16,19 +16,26 @@ from kvik.evaluate.metrics import Rows
 from kvik.evaluate.tasks.base import REFERENCE, Ask, Material, Subject, Task, Unit, Values, numbers
 
 
-class Stream(Task):
+class Streamed(Task):
+    """Tasks that score ``scored`` tokens one by one against the dense cache's logits."""
+
+    kind = "stream"
+    needs_trace = True
+    uses = frozenset({"scored"})
+    scored: ClassVar[int] = 512
+
+    def options(self, ask: Ask) -> dict[str, Any]:
+        return {"scored": ask.scored or self.scored}
+
+    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
+        return all(numbers(values.get(n), where["scored"]) for n in ("kl", "nll", "agree"))
+
+
+class Stream(Streamed):
     """A context, then teacher-forced tokens, whose logits are set against the dense cache's."""
 
     name = "kl"
     meaning = "KL to the dense cache, top-1 agreement and perplexity after a context"
-    kind = "stream"
-    needs_trace = True
-    scored: ClassVar[int] = 512
-
-    uses = frozenset({"scored"})
-
-    def options(self, ask: Ask) -> dict[str, Any]:
-        return {"scored": ask.scored or self.scored}
 
     def tokens(self, unit: Unit) -> int:
         return quality.Window.length(unit.where["context"], unit.where["scored"])
@@ -41,9 +48,6 @@ class Stream(Task):
         head = material.head
         text = material.excerpt(self.tokens(unit) - len(head), unit.where["sample"])
         return quality.Window([*head, *text], unit.where["context"])
-
-    def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
-        return all(numbers(values.get(n), where["scored"]) for n in ("kl", "nll", "agree"))
 
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         window = self.window(subject.material, unit)
