@@ -6,21 +6,22 @@ python bench/baselines/comparison.py --check    # exit status 1 where it is not 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Iterable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from caches import PUBLISHED_STREAMS, QUANTIZED, STREAMS, Cache
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "bench" / "peers"))
+import page_block  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results" / "baselines.jsonl"
-PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- baselines: begin -->", "<!-- baselines: end -->"
+PAGE = page_block.PAGE
 
 Record = dict[str, Any]
 Key = tuple[str, str, str]
@@ -160,25 +161,8 @@ def render(records: Iterable[Record]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def placed(page: str, block: str) -> str:
-    """The page with the block between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
-
-
-def main() -> int:
-    """Writes the block, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    args = parser.parse_args()
-    text = RESULTS.read_text() if RESULTS.exists() else ""
-    page = PAGE.read_text()
-    wanted = placed(page, render(map(json.loads, text.splitlines())))
-    if args.check:
-        return int(wanted != page)
-    PAGE.write_text(wanted)
-    return 0
+placed = partial(page_block.placed, "baselines")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(page_block.main(__doc__, "baselines", RESULTS, render))

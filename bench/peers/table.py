@@ -6,21 +6,20 @@ python bench/peers/table.py --check    # says whether it is up to date
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import page_block
 from rows import ROWS
 from stats import ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
-PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+PAGE = page_block.PAGE
 
 Record = dict[str, Any]
 Systems = dict[str, Record]
@@ -179,25 +178,8 @@ def _provenance(rows: dict[str, Systems]) -> list[str]:
     ]
 
 
-def placed(page: str, block: str) -> str:
-    """The page with the block between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
-
-
-def main() -> int:
-    """Writes the block, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    args = parser.parse_args()
-    text = RESULTS.read_text() if RESULTS.exists() else ""
-    page = PAGE.read_text()
-    wanted = placed(page, render(map(json.loads, text.splitlines())))
-    if args.check:
-        return int(wanted != page)
-    PAGE.write_text(wanted)
-    return 0
+placed = partial(page_block.placed, "peers")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(page_block.main(__doc__, "peers", RESULTS, render))

@@ -1,0 +1,35 @@
+"""A block of a page between two marks, written by a script or compared with what it would write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def placed(name: str, page: str, block: str) -> str:
+    """The page with ``block`` between the marks of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
+
+
+def main(
+    about: str | None, name: str, results: Path, render: Callable[[Iterable[dict[str, Any]]], str]
+) -> int:
+    """Writes the block of docs/benchmarks.md from records, or with ``--check`` compares it."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    text = results.read_text() if results.exists() else ""
+    page = PAGE.read_text()
+    wanted = placed(name, page, render(map(json.loads, text.splitlines())))
+    if args.check:
+        return int(wanted != page)
+    PAGE.write_text(wanted)
+    return 0
