@@ -13,7 +13,7 @@ from tests import tracers
 from kvik.engine.engine import Engine
 from kvik.engine.prefix import Hit, PrefixCache
 from kvik.errors import RecipeError
-from kvik.recipe import Recipe
+from kvik.recipe import Recipe, Slot
 from kvik.testing import ConformanceError, check_engine, models, stacks
 from kvik.testing.requests import check_long_prompt
 
@@ -37,38 +37,60 @@ def test_a_prompt_longer_than_a_step_of_a_thousand_tokens(recipe: str) -> None:
 SPECS = {name: make().spec for name, make in MODELS.items()}
 
 
-def pairs() -> list[tuple[str | None, str]]:
+def takers(recipe: str) -> list[str]:
+    """The models that take a stack; test_stacks looks at the reasons of the others."""
+    found = []
+    for name, spec in SPECS.items():
+        with contextlib.suppress(RecipeError):
+            Recipe.parse(recipe).resolve(spec)
+            found.append(name)
+    return found
+
+
+def with_models(recipes: list[str]) -> list[tuple[str | None, str]]:
     """Every stack with one of the models that take it, the one that has fewest so far."""
     found: list[tuple[str | None, str]] = []
     counts = dict.fromkeys(SPECS, 0)
-    for recipe in stacks.pairwise():
-        taken = []
-        for name, spec in SPECS.items():
-            with contextlib.suppress(RecipeError):  # test_stacks looks at the reasons
-                Recipe.parse(recipe).resolve(spec)
-                taken.append(name)
-        chosen = min(taken, key=counts.__getitem__, default=None)
+    for recipe in recipes:
+        chosen = min(takers(recipe), key=counts.__getitem__, default=None)
         found.append((chosen, recipe))
         if chosen is not None:
             counts[chosen] += 1
     return found
 
 
-PAIRS = pairs()
+STAGES = with_models(stacks.pairwise_stages(lambda recipe: bool(takers(recipe))))
+CHOICES = with_models(stacks.pairwise())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "recipe"), [pair for pair in PAIRS if pair[0]])
-def test_every_pair_of_choices(model: str, recipe: str) -> None:
+@pytest.mark.parametrize(("model", "recipe"), [pair for pair in STAGES if pair[0]])
+def test_every_pair_of_stages(model: str, recipe: str) -> None:
     """A covering array of stacks, over all the models."""
     check_engine(recipe, MODELS[model](), thorough=False)
 
 
-def test_most_pairs_of_choices_are_run() -> None:
-    """What no model takes does not hollow out the test above, and every model has its share."""
-    counts = Counter(name for name, _ in PAIRS)
-    assert counts[None] <= 0.3 * len(PAIRS)
-    assert all(counts[name] >= 12 for name in MODELS)
+@pytest.mark.soak
+@pytest.mark.parametrize(("model", "recipe"), [pair for pair in CHOICES if pair[0]])
+def test_every_pair_of_choices(model: str, recipe: str) -> None:
+    """The same for every pair of parameters that a stage gives as an example."""
+    check_engine(recipe, MODELS[model](), thorough=False)
+
+
+@pytest.mark.parametrize(("pairs", "share"), [(STAGES, 5), (CHOICES, 12)])
+def test_most_pairs_are_run(pairs: list[tuple[str | None, str]], share: int) -> None:
+    """What no model takes does not hollow out the tests above, and every model has its share."""
+    counts = Counter(name for name, _ in pairs)
+    assert counts[None] <= 0.3 * len(pairs)
+    assert all(counts[name] >= share for name in MODELS)
+
+
+def test_every_example_has_its_turn() -> None:
+    """The covering array of stages is of all their examples, not only the first."""
+    run = "+".join(recipe for model, recipe in STAGES if model)
+    words = set(run.replace("/", "+").split("+"))
+    for text in (*stacks.examples(Slot.CODEC), *stacks.examples(Slot.RETENTION)):
+        assert text == "none" or words.issuperset(text.split("+")), text
 
 
 class HitsTooFar(PrefixCache):

@@ -153,8 +153,8 @@ class OracleCache:
         outs, lses = [], []
         for head in range(plan.spec.kv_heads):
             kept = self.contents(plan.index, position, head)
-            keys = torch.stack([key.double() for _, key, _ in kept])
-            values = torch.stack([value.double() for _, _, value in kept])
+            keys = torch.stack([key for _, key, _ in kept]).double()
+            values = torch.stack([value for _, _, value in kept]).double()
             tokens = torch.tensor([token for token, _, _ in kept])
             if plan.k.pre_rope and plan.spec.rope is not None:
                 keys = rotate(keys, plan.spec.rope, *angles(plan.spec.rope, tokens, keys.dtype))
@@ -164,9 +164,10 @@ class OracleCache:
             if spec.softcap is not None:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
             weights = scores.softmax(-1)
-            mass = mine.mass[head]
-            for token, weight in zip(tokens.tolist(), weights.sum(0).tolist(), strict=True):
-                mass[token] = mass.get(token, 0.0) + weight
+            if plan.evicting:
+                mass = mine.mass[head]
+                for token, weight in zip(tokens.tolist(), weights.sum(0).tolist(), strict=True):
+                    mass[token] = mass.get(token, 0.0) + weight
             outs.append(weights @ values)
             lses.append(scores.logsumexp(-1))
         return torch.cat(outs), torch.cat(lses)
