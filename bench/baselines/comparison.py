@@ -17,7 +17,7 @@ from typing import Any
 from caches import PUBLISHED_STREAMS, QUANTIZED, STREAMS, Cache
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "bench" / "peers"))
+sys.path.append(str(ROOT / "bench"))
 import page_block  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "baselines.jsonl"
@@ -165,4 +165,4 @@ placed = partial(page_block.placed, "baselines")
 
 
 if __name__ == "__main__":
-    sys.exit(page_block.main(__doc__, "baselines", RESULTS, render))
+    sys.exit(page_block.main(__doc__, "baselines", [RESULTS], render))

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import page_block
 from rows import ROWS
 from stats import ratio
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "bench"))
+import page_block  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results" / "peers.jsonl"
 PAGE = page_block.PAGE
 
@@ -182,4 +184,4 @@ placed = partial(page_block.placed, "peers")
 
 
 if __name__ == "__main__":
-    sys.exit(page_block.main(__doc__, "peers", RESULTS, render))
+    sys.exit(page_block.main(__doc__, "peers", [RESULTS], render))

@@ -26,7 +26,7 @@ from kvik.evaluate.compare import (
 )
 from kvik.evaluate.metrics import score
 from kvik.evaluate.needle import Asked, ask, make_needles, room
-from kvik.evaluate.prompts import chat_prompt
+from kvik.evaluate.tasks.spelling import Spelling
 from kvik.evaluate.text import library_text
 from kvik.evaluate.worker import Task
 from kvik.models import load_model
@@ -152,11 +152,15 @@ def test_a_failing_recipe_is_reported_and_the_others_go_on(tiny_base_model: Path
     assert math.isfinite(fine["kl_mean"])
 
 
+def noise(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(library_text(), bos=False, special=False)
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "none", "fp32+sinks:4+window:60"])
 def test_a_needle_is_as_likely_as_the_model_says(tiny_model: Path, recipe: str) -> None:
     model = load_model(tiny_model)
-    tokenizer, chat = model.tokenizer, chat_prompt(model.tokenizer)
-    needle = make_needles(tokenizer, library_text(), 300, chat=chat)[0]
+    tokenizer = model.tokenizer
+    needle = make_needles(Spelling(tokenizer), noise(tokenizer), 300)[0]
     session = Session(model, recipe, max_tokens=room(needle))
     asked = ask(session, tokenizer, needle)
     logits = Session(model, recipe, max_tokens=400).feed(needle.ids + needle.answer, logits="all")
@@ -171,8 +175,8 @@ def test_a_needle_is_as_likely_as_the_model_says(tiny_model: Path, recipe: str) 
 def test_a_needle_outside_the_window_is_lost() -> None:
     """The map's negative control: the cache is without the fact, and the map shows it."""
     model = load_model("smollm2-135m")
-    chat = chat_prompt(model.tokenizer)
-    needles = make_needles(model.tokenizer, library_text(), 256, chat=chat, depths=(0.1, 0.5))
+    spelling = Spelling(model.tokenizer)
+    needles = make_needles(spelling, noise(model.tokenizer), 256, depths=(0.1, 0.5))
 
     def asked(recipe: str) -> list[Asked]:
         sessions = [Session(model, recipe, max_tokens=room(needle)) for needle in needles]
@@ -192,8 +196,7 @@ def test_short_text_is_refused(tiny_base_model: Path, tmp_path: Path) -> None:
 
 def test_needles_are_where_they_should_be(tiny_model: Path) -> None:
     tokenizer = Tokenizer.from_path(tiny_model)
-    chat = chat_prompt(tokenizer)
-    for needle in make_needles(tokenizer, library_text(), 900, chat=chat):
+    for needle in make_needles(Spelling(tokenizer), noise(tokenizer), 900):
         assert tokenizer.decode(needle.answer) == f" {needle.number}"
         text = tokenizer.decode(needle.ids, skip_special=False)
         assert 850 < len(needle.ids) <= 900

@@ -121,7 +121,7 @@ def prepare(
     path = sources.resolve(model, fetching)
     spec = load_spec(path)
     names = resolved(recipes, spec)
-    from kvik.evaluate.prompts import chat_prompt
+    from kvik.evaluate.tasks.spelling import Spelling
     from kvik.models.identity import weight_files
     from kvik.models.tokenizer import Tokenizer
     from kvik.plan.weights import weight_bytes
@@ -139,9 +139,10 @@ def prepare(
         warnings.append(
             f"{length:,} tokens are beyond the {spec.context:,} that {model} was trained on"
         )
-    chat = chat_prompt(tokenizer)
+    spelling = Spelling(tokenizer)
+    noise = tokenizer.encode(library_text(), bos=False, special=False)
     try:
-        needles = needle_map(tokenizer, library_text(), context, chat=chat)
+        needles = needle_map(spelling, noise, context)
     except KvikError as error:
         warnings.append(f"{error}; it is left out")
         needles = []
@@ -157,7 +158,7 @@ def prepare(
         text=said,
         windows=cut,
         needles=needles,
-        needle_prompt=template(tokenizer, chat),
+        needle_prompt=template(spelling),
         baseline=before,
         warnings=tuple(warnings),
     )

@@ -1,35 +1,24 @@
-"""A five-digit number hidden in noise, asked for at the end: hit or miss, and how likely it was.
-
-The noise is the library text. Models with a chat template are asked in it, others complete plain
-text; in both cases the first words of the answer are given, so that only the number is theirs.
-"""
+"""A five-digit number hidden in noise, asked for at the end: hit or miss, and how likely it was."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvik.errors import KvikError
+from kvik.evaluate.tasks.facts import PLACES, fact, lead, numbers, question
+
+if TYPE_CHECKING:
+    from kvik.evaluate.tasks.spelling import Spelling
+    from kvik.models.tokenizer import Tokenizer
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 SHARES = (0.25, 0.5, 1.0)  # of the context: the lengths of a map
 ANSWER_TOKENS = 8
-FACT = "The secret number of the lighthouse is {number}."
-QUESTION = "What is the secret number of the lighthouse?"
-ANSWER = "The secret number of the lighthouse is"
-
-
-class Encodes(Protocol):
-    """What is asked of a tokenizer here."""
-
-    def encode(self, text: str, *, bos: bool = ..., special: bool = ...) -> list[int]:
-        """Token ids of a text."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = ...) -> str:
-        """The text of token ids."""
+PLACE = PLACES[0]
 
 
 @dataclass(frozen=True)
@@ -54,83 +43,53 @@ class Asked:
     logprob: float
 
 
-def needle_map(
-    tokenizer: Encodes,
-    noise: str,
-    context: int,
-    *,
-    chat: Callable[[str], list[int]] | None,
-) -> list[Needle]:
+def needle_map(spelling: Spelling, noise: Sequence[int], context: int) -> list[Needle]:
     """Needles at every depth for each length that is a share of the context and long enough.
 
     Raises KvikError when the context itself is too short.
     """
     lengths = sorted({int(context * share) for share in SHARES})
-    found = [make_needles(tokenizer, noise, context, chat=chat, seed=context)]
+    found = [make_needles(spelling, noise, context)]
     for length in reversed(lengths[:-1]):
         try:
-            found.append(make_needles(tokenizer, noise, length, chat=chat, seed=length))
+            found.append(make_needles(spelling, noise, length))
         except KvikError:
             break
     return [needle for part in reversed(found) for needle in part]
 
 
-def template(tokenizer: Encodes, chat: Callable[[str], list[int]] | None) -> str:
+def template(spelling: Spelling) -> str:
     """The prompt as the model reads it, with names in braces for what varies."""
-    ids = _prompt(tokenizer, "{noise}", FACT, "{noise}", chat)
-    return tokenizer.decode(ids, skip_special=False)
+    text = f"{{noise}}\n\n{fact(PLACE, '{number}')}\n\n{{noise}}"
+    return spelling.text(text, question(PLACE), lead(PLACE))
 
 
 def make_needles(
-    tokenizer: Encodes,
-    noise: str,
-    context: int,
-    *,
-    chat: Callable[[str], list[int]] | None,
-    depths: Sequence[float] = DEPTHS,
-    seed: int = 0,
+    spelling: Spelling, noise: Sequence[int], context: int, depths: Sequence[float] = DEPTHS
 ) -> list[Needle]:
     """Prompts of at most ``context`` tokens with the fact at each depth of the noise.
 
-    ``chat`` spells a user's message by the model's template, up to where the answer begins; None
-    makes a plain completion. Raises KvikError when the context is too short to hide anything.
+    Each depth has another number and another part of the noise. Raises KvikError when the context
+    is too short to hide anything.
     """
-    draw = random.Random(seed)
     needles = []
-    for i, depth in enumerate(depths):
-        number = str(draw.randrange(10_000, 100_000))
-        fact = FACT.format(number=number)
-        overhead = len(_prompt(tokenizer, "", fact, "", chat))
-        room = context - overhead - 8  # tokens merge differently at the seams
-        if room < 16:
-            raise KvikError(f"a context of {context} tokens is too short for the needle test")
-        ids = tokenizer.encode(noise, bos=False, special=False)
-        start = (len(ids) - room) * i // max(len(depths), 1)
-        cut = int(room * depth)
-        before = tokenizer.decode(ids[start : start + cut])
-        after = tokenizer.decode(ids[start + cut : start + room])
-        prompt = _prompt(tokenizer, before, fact, after, chat)
-        needles.append(Needle(prompt, number, _answer(tokenizer, number), context, depth))
+    drawn = numbers(random.Random(context), len(depths))
+    for i, (depth, number) in enumerate(zip(depths, drawn, strict=True)):
+        start = max(0, len(noise) - context) * i // len(depths)
+        part = noise[start : start + context]
+        said = [(depth, fact(PLACE, number))]
+        try:
+            ids = spelling.fit(part, said, question(PLACE), lead(PLACE), context)
+        except KvikError:
+            raise KvikError(
+                f"a context of {context} tokens is too short for the needle test"
+            ) from None
+        answer = spelling.answer(lead(PLACE), number)
+        needles.append(Needle(ids, number, answer, context, depth))
     return needles
 
 
-def _answer(tokenizer: Encodes, number: str) -> list[int]:
-    """The tokens of the number as they follow the first words of the answer."""
-    before = tokenizer.encode(ANSWER, bos=False, special=False)
-    return tokenizer.encode(f"{ANSWER} {number}", bos=False, special=False)[len(before) :]
-
-
-def _prompt(
-    tokenizer: Encodes, before: str, fact: str, after: str, chat: Callable[[str], list[int]] | None
-) -> list[int]:
-    text = f"{before}\n\n{fact}\n\n{after}\n\n"
-    if chat is None:
-        plain = f"{text}Question: {QUESTION}\nAnswer: {ANSWER}"
-        return tokenizer.encode(plain, bos=True, special=False)
-    return chat(text + QUESTION) + tokenizer.encode(ANSWER, bos=False, special=False)
-
-
-def ask(session: Any, tokenizer: Encodes, needle: Needle) -> Asked:
+def ask(session: Any, tokenizer: Tokenizer, needle: Needle) -> Asked:
     """Greedy decoding after the prompt, and the probability of the number as it stands.
 
     ``session`` needs room for one fork and for :func:`room` tokens.

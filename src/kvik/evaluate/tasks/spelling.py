@@ -27,9 +27,11 @@ class Spelling:
     @cached_property
     def template(self) -> str:
         """The whole prompt of an example, as text: what a reader needs to judge a figure."""
-        return self._tokenizer.decode(
-            self.prompt("{document}", "{question}", "{lead}"), skip_special=False
-        )
+        return self.text("{document}", "{question}", "{lead}")
+
+    def text(self, document: str, question: str, lead: str) -> str:
+        """A prompt as the model reads it."""
+        return self._tokenizer.decode(self.prompt(document, question, lead), skip_special=False)
 
     def prompt(self, document: str, question: str, lead: str) -> list[int]:
         """Token ids up to where the answer begins."""
