@@ -84,7 +84,7 @@ def test_another_machine_is_told(comparison: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_other_needles_are_not_compared(comparison: dict[str, Any], tmp_path: Path) -> None:
-    old = comparison | {"needle": comparison["needle"] | {"prompt": "another"}}
+    old = comparison | {"needle": comparison["needle"] | {"sha256": "0" * 64}}
     read(kept(tmp_path, old)).compare(comparison)
     assert "other needles" in comparison["baseline"]["warnings"][0]
     assert "needle_hits" not in comparison["results"][0]["change"]
@@ -116,6 +116,35 @@ def test_a_figure_that_is_no_number_is_refused(
     comparison["results"][1]["ppl"] = value
     with pytest.raises(KvikError, match=r"no compare\.json"):
         read(kept(tmp_path, comparison))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ppl", 0.5),
+        ("kl_mean", -0.1),
+        ("kl_p99", 1e308),
+        ("top1", 1.01),
+        ("needle_hits", -1),
+        ("decode_tok_s", -2.0),
+        ("measured_bytes", -1),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused(
+    comparison: dict[str, Any], tmp_path: Path, key: str, value: float
+) -> None:
+    comparison["results"][1][key] = value
+    with pytest.raises(KvikError, match=r"no compare\.json"):
+        read(kept(tmp_path, comparison))
+
+
+def test_a_file_of_nothing_or_of_a_recipe_twice_is_refused(
+    comparison: dict[str, Any], tmp_path: Path
+) -> None:
+    twice = [*comparison["results"], comparison["results"][0]]
+    for results in ([], twice):
+        with pytest.raises(KvikError, match=r"no compare\.json"):
+            read(kept(tmp_path, comparison | {"results": results}))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

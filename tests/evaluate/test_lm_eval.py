@@ -341,3 +341,9 @@ def test_a_cache_that_forgets_the_question_loses_the_score(tmp_path: Path) -> No
     }
     assert scores["fp32"] == scores["int8/int4"] == 1
     assert scores["int8+sinks:4+window:28"] <= 0.5
+
+
+def test_a_recipe_that_lm_eval_cut_at_its_comma_is_told_of_json() -> None:
+    """`kv=sinks:4,positions=original+window:252` arrives as two arguments."""
+    with pytest.raises(KvikError, match=r"no 'positions'; a recipe with commas needs JSON"):
+        KvikLM("tiny", kv="sinks:4", positions="original+window:252")

@@ -33,7 +33,7 @@ def test_every_stage_alone_on_grouped_and_sliding_layers(recipe: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["plain", "latent", "stateful"])
+@pytest.mark.parametrize("model", ["latent", "stateful"])
 @pytest.mark.parametrize("recipe", stacks.alone())
 def test_every_stage_alone_on_other_layers(recipe: str, model: str) -> None:
     """Latent rows, shared caches and mutable states change nothing."""

@@ -1,4 +1,7 @@
-"""The C++ tests pass under AddressSanitizer and UBSan: the machine's best variant and scalar."""
+"""The C++ tests pass under AddressSanitizer and UBSan: the machine's best variant.
+
+All variants of a machine: make native-test.
+"""
 
 from __future__ import annotations
 

@@ -91,11 +91,15 @@ def test_int8_and_int8_int4_beat_the_figures_for_the_same_bits(
 ) -> None:
     """2,048 tokens of context, 512 scored: .0047 and .0095 are q8_0 and q8_0/q4_0."""
     ids = text[: 2048 + 513]
-    int8, mixed, half = quality(smollm, ["int8", "int8/int4", "fp16"], ids, 2048)
+    int8, mixed = quality(smollm, ["int8", "int8/int4"], ids, 2048)
     assert int8.kl_mean <= 0.0047
     assert mixed.kl_mean <= 0.0095
-    assert half.kl_mean <= 1e-5
     assert int8.top1 > 0.97
+
+
+def test_fp16_loses_nothing_that_matters(smollm: Model, text: list[int]) -> None:
+    (half,) = quality(smollm, ["fp16"], text[: 256 + 129], 256)
+    assert half.kl_mean <= 1e-5
 
 
 def test_sinks_prevent_the_collapse_of_a_window(smollm: Model, text: list[int]) -> None:

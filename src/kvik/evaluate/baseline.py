@@ -25,6 +25,8 @@ NUMBERS = (
     "peak_rss_bytes",
 )
 NEEDLES = ("needle_hits", "needle_total")
+# The others are any number from 0. No model gives a token less than e^-10,000.
+RANGES = {"kl_mean": (0.0, 1e4), "kl_p99": (0.0, 1e4), "top1": (0.0, 1.0), "ppl": (1.0, math.inf)}
 MACHINE = ("cpu", "cores", "instruction_sets", "threads")
 RUN_AGAIN = "run that comparison again with this version"
 
@@ -97,7 +99,7 @@ class Baseline:
 
 def _needles(document: Mapping[str, Any]) -> Any:
     asked = document.get("needle")
-    return asked and (asked.get("prompt"), asked.get("noise"), asked.get("cells"))
+    return asked and (asked.get("sha256"), asked.get("cells"))
 
 
 def _differences(
@@ -143,19 +145,28 @@ def _check(document: Any) -> None:
     _expect(isinstance(document["model"], str))
     _expect(isinstance(document["env"], dict))
     _expect(type(document["context"]) is int)
-    _expect(isinstance(document["results"], list))
+    _expect(isinstance(document["results"], list) and bool(document["results"]))
+    recipes = [result["recipe"] for result in document["results"]]
+    _expect(len(set(recipes)) == len(recipes))
     for result in document["results"]:
         _expect(isinstance(result["recipe"], str))
         for key in NUMBERS + NEEDLES:
             value = result[key]
-            number = type(value) in (int, float) and math.isfinite(value)
-            _expect(number or (value is None and "error" in result))
+            _expect(_possible(key, value) or (value is None and "error" in result))
     if "model_sha256" in document:
         _expect(isinstance(document["model_sha256"], str))
         _expect(isinstance(document["text"]["name"], str))
         _expect(isinstance(document["text"]["sha256"], str))
         _expect(type(document["quality"]["offsets"]) is int)
         _expect(document.get("needle") is None or isinstance(document["needle"], dict))
+
+
+def _possible(key: str, value: Any) -> bool:
+    """Whether a figure may have this value: counts, bytes and speeds are not negative."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        return False
+    least, most = RANGES.get(key, (0.0, math.inf))
+    return bool(least <= value <= most)
 
 
 def _expect(true: bool) -> None:

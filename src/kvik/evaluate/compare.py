@@ -289,6 +289,7 @@ def _protocol(prepared: Prepared, full: dict[str, Any]) -> dict[str, Any]:
             "prompt": prepared.needle_prompt,
             "noise": BUILT_IN_TEXT,
             "cells": [{"length": n.length, "depth": n.depth} for n in prepared.needles],
+            "sha256": text_sha256(" ".join(str([*n.ids, *n.answer]) for n in prepared.needles)),
             "counted": counted,
         },
     }

@@ -103,7 +103,10 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if unknown:
-            raise KvikError(f"--model_args of kvik have no {sorted(unknown)[0]!r}")
+            raise KvikError(
+                f"--model_args of kvik have no {sorted(unknown)[0]!r}; a recipe with commas needs "
+                'JSON: \'{"pretrained": "...", "kv": "sinks:4,positions=original+window:252"}\''
+            )
         # lm-eval reads the word none, which is a recipe here, as Python's None.
         self.recipe = Recipe.parse("none" if kv is None else str(kv))
         self.model = load_model(str(pretrained), dense=dense)
