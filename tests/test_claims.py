@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
@@ -32,12 +32,11 @@ WEIGHTS_7B = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("claims_page", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(TOOL.parent))
+    try:
+        return importlib.import_module("claims_page")
+    finally:
+        sys.path.remove(str(TOOL.parent))
 
 
 def test_the_page_is_what_the_command_makes() -> None:
@@ -47,15 +46,24 @@ def test_the_page_is_what_the_command_makes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_changed_page_is_noticed(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_changed_page_is_noticed(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed = tmp_path / "claims.md"
     changed.write_text(PAGE.replace("93.3", "93.4", 1))
-    tool.PAGE = changed
-    sys.argv, before = ["claims_page.py", "--check"], sys.argv
-    try:
-        assert tool.main() == 1
-    finally:
-        sys.argv = before
+    monkeypatch.setattr(sys, "argv", ["claims_page.py", "--check"])
+    assert tool.write_or_check("claims_page.py", {changed: tool.page()}) == 1
+
+
+def test_a_page_that_nothing_makes_is_noticed(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, left = tmp_path / "sub" / "made.md", tmp_path / "sub" / "left.md"
+    assert tool.write_or_check("x.py", {made: "text"}, made.parent) == 0
+    monkeypatch.setattr(sys, "argv", ["x.py", "--check"])
+    assert tool.write_or_check("x.py", {made: "text"}, made.parent) == 0
+    left.write_text("of a stage that is gone")
+    assert tool.write_or_check("x.py", {made: "text"}, made.parent) == 1
 
 
 def _by_hand() -> dict[str, int | Fraction]:

@@ -11,12 +11,13 @@ Nothing is measured here.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+from pages import write_or_check
 
 from kvik.plan.data import layer_data, resolve
 from kvik.plan.weights import weight_bytes
@@ -267,17 +268,5 @@ def _plain(value: Any, most: int = 2) -> str:
     return f"{float(value):,.{most}f}".rstrip("0").rstrip(".")
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print("docs/claims.md is stale: run python tools/claims_page.py")
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(write_or_check("claims_page.py", {PAGE: page()}))

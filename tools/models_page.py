@@ -6,8 +6,9 @@ python tools/models_page.py --check  exit 1 when it is stale
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from pages import write_or_check
 
 from kvik.plan.data import layer_data, resolve, total
 from kvik.recipe import Recipe
@@ -94,17 +95,5 @@ def page() -> str:
     )
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print("docs/models.md is stale: run python tools/models_page.py")
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(write_or_check("models_page.py", {PAGE: page()}))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import sys
 from pathlib import Path
+
+from pages import write_or_check
 
 from kvik.plan import kv_bytes
 from kvik.recipe import Codec, Recipe, Slot, Stage
@@ -105,20 +106,5 @@ def pages() -> dict[Path, str]:
     return found
 
 
-def main() -> int:
-    """Writes or checks."""
-    wanted = pages()
-    if "--check" in sys.argv:
-        stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
-        stale += [p for p in FOLDER.glob("*.md") if p not in wanted]
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is stale: run python tools/technique_pages.py")
-        return bool(stale)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for path, text in wanted.items():
-        path.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(write_or_check("technique_pages.py", pages(), FOLDER))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from kvik.evaluate.outcome.charts import TaskCharts
@@ -32,12 +33,17 @@ def render(result: Mapping[str, Any], drawn: Sequence[TaskCharts]) -> str:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADS)
-    rows = [
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in cells(row)) + "</tr>"
-        for row in result["rows"]
-    ]
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    """A group of rows for each task and context, so that the recipes stand first on a phone."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADS[2:])
+    parts = [f"<table><thead><tr>{head}</tr></thead>"]
+    for (task, context), rows in groupby(map(cells, result["rows"]), lambda texts: texts[:2]):
+        title = f'<th colspan="{len(HEADS) - 2}" scope="rowgroup">{escape(task)} at {context}</th>'
+        parts.append(f'<tbody><tr class="group">{title}</tr>')
+        for _, _, recipe, *figures in rows:
+            texts = "".join(f"<td>{escape(text)}</td>" for text in figures)
+            parts.append(f'<tr><th scope="row"><code>{escape(recipe)}</code></th>{texts}</tr>')
+        parts.append("</tbody>")
+    return "".join([*parts, "</table>"])
 
 
 def _failed(failed: Sequence[Mapping[str, Any]]) -> str:
