@@ -33,11 +33,11 @@ struct Items : Work {
 };
 
 // Attention of `count` tokens at the end of a sequence of 1,024, three heads that share one KV head
-// of 64, whose K and V are written in the same call.
-template <int K, int V, int COUNT>
+// of DIM, whose K and V are written in the same call.
+template <int K, int V, int COUNT, int DIM = 64>
 struct Attend : Work {
-    kvik::test::Paged paged{{K, V, 64, 1, 3, 32, 0, K == KVIK_INT8 ? 64 : 32}, {1024}};
-    std::vector<float> q = floats(COUNT * 192, 1), k = floats(COUNT * 64, 2);
+    kvik::test::Paged paged{{K, V, DIM, 1, 3, 32, 0, K == KVIK_INT8 ? DIM : 32}, {1024}};
+    std::vector<float> q = floats(COUNT * 3 * DIM, 1), k = floats(COUNT * DIM, 2);
     void run() override { paged.attend({1024 - COUNT}, {COUNT}, q.data(), k.data(), k.data()); }
 };
 
@@ -65,6 +65,9 @@ const Entry entries[] = {
     KVIK_ENTRY("decode-f16", Attend<KVIK_F16, KVIK_F16, 1>),
     KVIK_ENTRY("decode-int8", Attend<KVIK_INT8, KVIK_INT8, 1>),
     KVIK_ENTRY("decode-int4", Attend<KVIK_INT4, KVIK_INT4, 1>),
+    KVIK_ENTRY("decode-int8-96", Attend<KVIK_INT8, KVIK_INT8, 1, 96>),
+    KVIK_ENTRY("decode-int8-256", Attend<KVIK_INT8, KVIK_INT8, 1, 256>),
+    KVIK_ENTRY("decode-int4-256", Attend<KVIK_INT4, KVIK_INT4, 1, 256>),
     KVIK_ENTRY("prefill-int8", Attend<KVIK_INT8, KVIK_INT8, 64>),
     KVIK_ENTRY("prefill-int4", Attend<KVIK_INT4, KVIK_INT4, 64>),
     KVIK_ENTRY("row-Q4_0", Project<1>("Q4_0")),

@@ -153,6 +153,20 @@ def test_cuts_pages_and_threads_change_no_bit(recipe: str) -> None:
         native.set_threads(LIBRARY, before)
 
 
+@pytest.mark.parametrize("recipe", ["int8", "int4", "int8/int4"])
+@pytest.mark.parametrize("dim", [96, 128, 160, 256])
+def test_heads_of_any_size_are_the_same_however_they_are_cut(dim: int, recipe: str) -> None:
+    """Sizes with code of their own and one without: token by token as in a whole prompt."""
+    spec = model(layer(dim=dim, heads=3, kv=1))
+    inputs = streams(spec, 290, seed=dim)
+    (whole,), (lse,) = run(cache_of(spec, recipe), inputs, [290])
+    (parts,), (other,) = run(cache_of(spec, recipe), inputs, [260] + [1] * 30)
+    assert torch.equal(whole, parts)
+    assert torch.equal(lse, other)
+    (exact,) = oracle(spec, recipe, [tuple(x[:60] for x in inputs[0])], 60)  # type: ignore[list-item]
+    assert (whole[:60].double() - exact).abs().max() <= 1e-3 * inputs[0][2].abs().max()
+
+
 def test_a_wrong_page_is_seen() -> None:
     spec = model(layer())
     inputs = streams(spec, 100)
