@@ -28,6 +28,7 @@ from kvik.evaluate.sweep.sweep import Prepared, Question, Work, Workforce, prepa
 from kvik.evaluate.tasks import Ask, Unit
 
 ASK = Ask(contexts=[300, 400], samples=2, scored=16)
+TASKS = ("kl", "induction")
 
 
 UNIT = Unit("kl", {"context": 9, "sample": 0, "scored": 50})
@@ -38,7 +39,7 @@ SOUND = record(UNIT, "r", False, values=VALUES, seconds=1.0)
 def question(model: Path, **changes: Any) -> Question:
     asked: dict[str, Any] = {
         "recipes": ["int8", "sinks:2+window:30"],
-        "tasks": ["kl", "induction"],
+        "tasks": list(TASKS),
         "ask": ASK,
         "workers": 1,
     }
@@ -268,6 +269,16 @@ def test_a_model_that_is_another_one_elsewhere_is_refused(tiny_model: Path) -> N
         pytest.raises(KvikError, match="is another model here"),
     ):
         list(workers.run(prepared.jobs(Store(None, prepared.header))))
+
+
+def test_recipes_that_need_no_trace_are_spread_over_workers(tiny_model: Path) -> None:
+    """One long context is work for every core; what needs the dense logits stays together."""
+    prepared = prepare(question(tiny_model, ask=Ask(contexts=[300], samples=1, scored=16)))
+    jobs = prepared.jobs(Store(None, prepared.header))
+    sizes = {task: [len(j.cells()) for j in jobs if j.unit.task == task] for task in TASKS}
+    assert sizes == {"kl": [4], "induction": [1, 1, 1, 1]}
+    first = next(job for job in jobs if job.unit.task == "induction")
+    assert first.cells() == [("fp32", False)]
 
 
 def test_two_workers_give_the_same_numbers(tiny_model: Path, whole: dict[str, Any]) -> None:

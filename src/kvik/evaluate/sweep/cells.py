@@ -52,6 +52,11 @@ class Job:
         """(recipe, repeat) of every record to come."""
         return [(r, False) for r in self.recipes] + [(REFERENCE, True)] * self.repeat
 
+    def parts(self) -> list[Job]:
+        """A job for each cell, where a recipe needs no trace of the dense cache."""
+        apart = [replace(self, recipes=(recipe,), repeat=False) for recipe in self.recipes]
+        return apart + [replace(self, recipes=())] * self.repeat
+
     def without(self, done: Record) -> Job:
         """What is left once this record is there."""
         if done["repeat"]:

@@ -55,13 +55,15 @@ class Prepared:
     def jobs(self, store: Store) -> list[Job]:
         """What is still to do, the longest first so that all workers end together."""
         every = tuple(dict.fromkeys((REFERENCE, *self.recipes)))
-        jobs, seen = [], set[str]()
+        jobs, seen = list[Job](), set[str]()
         for unit in self.units:
             recipes = tuple(r for r in every if (unit.key, r, False) not in store.done)
             first = unit.task not in seen
             seen.add(unit.task)
             job = Job(unit, recipes, first and (unit.key, REFERENCE, True) not in store.done)
-            if job.cells():
+            if not find(unit.task).needs_trace:
+                jobs += job.parts()
+            elif job.cells():
                 jobs.append(job)
         return sorted(jobs, key=lambda job: -find(job.unit.task).tokens(job.unit))
 
