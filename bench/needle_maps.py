@@ -38,10 +38,10 @@ def split(records: Iterable[Record]) -> Iterator[tuple[Record, list[Record]]]:
 
 
 def cell(row: Record) -> str:
-    """Answers given, of those that the dense cache gives, and what is left of their likelihood."""
-    kept = row["retention"]
+    """Answers given, and what is left of their likelihood, each with how many of it count."""
+    kept, scored = row["retention"], row["cells_scored"]
     hits = f"{row['hits']:.0f} of {row['asked']}" if row["asked"] else "none counted"
-    return f"{hits}; {kept['value']:.2f}" if kept else hits
+    return f"{hits}; {kept['value']:.2f} ({scored})" if kept else hits
 
 
 def dense(rows: Sequence[Record]) -> list[str]:
@@ -49,9 +49,13 @@ def dense(rows: Sequence[Record]) -> list[str]:
     found = []
     for row in rows:
         for at in row["map"]:
-            given = {None: "not counted", 1.0: "given"}.get(at["hits"], "not given")
-            found.append(f"| {row['context']:,} | {at['at']:g} | {at['logp']:.2f} | {given} |")
-    return ["| context | depth | ln p of the answer | answer |", "|---|---|---|---|", *found]
+            answer = "missed" if at["hits"] is None else "given"
+            clear = "no" if at["retention"] is None else "yes"
+            found.append(
+                f"| {row['context']:,} | {at['at']:g} | {at['logp']:.2f} | {answer} | {clear} |"
+            )
+    head = "| context | depth | ln p of the answer | answer | 3 nats above the floor |"
+    return [head, "|---|---|---|---|---|", *found]
 
 
 def model(header: Record, cells: Sequence[Record]) -> list[str]:

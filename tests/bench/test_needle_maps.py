@@ -55,6 +55,6 @@ def test_a_lost_answer_shows(maps: ModuleType) -> None:
     header = {"schema": "kvik eval 1", "model": "m", "env": {**env, "instruction_sets": []}}
     cells = [record("fp32", -1.0, 1.0, floor=-11.0), record("int4", -6.0, 0.0)]
     text = maps.render([header, *cells])
-    assert "| `fp32` | 1 of 1; 1.00 | 1,000 |" in text
-    assert "| `int4` | 0 of 1; 0.50 | 1,000 |" in text
-    assert "| 500 | 0.5 | -1.00 | given |" in text
+    assert "| `fp32` | 1 of 1; 1.00 (1) | 1,000 |" in text
+    assert "| `int4` | 0 of 1; 0.50 (1) | 1,000 |" in text
+    assert "| 500 | 0.5 | -1.00 | given | yes |" in text

@@ -252,6 +252,23 @@ main()
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["eval", "--tasks", "--json"], ["plan", "llama-3-8b", "--json"]])
+def test_output_that_cannot_be_written_is_told_and_is_no_bug(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvik", *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kvik: cannot write the output: No space left on device\n"
+
+
+def test_an_empty_baseline(kvik: Call, tiny_model: Path) -> None:
+    done = kvik("compare", str(tiny_model), "--kv", "int8", "--baseline", "")
+    assert done.status == 2
+    assert "--baseline is empty" in done.line
+
+
 def test_empty_output_folder(kvik: Call, tiny_model: Path) -> None:
     done = kvik("compare", str(tiny_model), "--kv", "int8", "--out", "")
     assert done.status == 2

@@ -126,7 +126,12 @@ def test_a_figure_that_is_no_number_is_refused(
         ("kl_p99", 1e308),
         ("top1", 1.01),
         ("needle_hits", -1),
-        ("decode_tok_s", -2.0),
+        ("needle_hits", 99),
+        ("needle_hits", 1.5),
+        ("measured_bytes", 1.5),
+        ("prefill_tok_s", 0),
+        ("peak_rss_bytes", 0),
+        ("decode_tok_s", 1e-300),
         ("measured_bytes", -1),
     ],
 )

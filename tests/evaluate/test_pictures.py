@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -126,6 +127,25 @@ def test_colours_are_variables_and_every_variable_has_two_values(pictures: list[
     for colour in ALL:
         assert css().count(f"--k-{colour.name}:") == 2
     assert len({c.light for c in ALL}) == len({c.name for c in ALL}) == len(ALL)
+
+
+def shown(text: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", text)
+
+
+def test_things_that_are_counted_have_no_halves() -> None:
+    axis, y = Axis("layer", whole=True), Axis("bytes")
+    drawn = draw_lines("few", "t", "d", [Series("a", [0, 1, 2], [1.0, 2.0, 4.0])], axis, y)
+    ticks = shown(drawn.svg())
+    assert {"0", "1", "2"} <= set(ticks)
+    assert "0.5" not in ticks
+
+
+@pytest.mark.parametrize(("scale", "value"), [("log", 300.0), ("log2", 300.0), ("log", 0.004)])
+def test_a_single_value_has_ticks_on_both_sides(scale: Any, value: float) -> None:
+    axis = Axis("x", scale, write=lambda v: f"tick {v:g}")
+    drawn = draw_lines("one", "t", "d", [Series("a", [value], [1.0])], axis, Axis("y"))
+    assert sum(text.startswith("tick") for text in shown(drawn.svg())) >= 2
 
 
 def test_a_colour_outside_the_palette_is_refused() -> None:

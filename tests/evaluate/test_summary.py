@@ -48,6 +48,26 @@ def test_only_what_the_dense_cache_can_do_counts() -> None:
     assert [c["hits"] for c in ours["map"]] == [0.5, None, None]
 
 
+def test_what_counts_is_judged_by_the_texts_of_the_row() -> None:
+    """A text that failed for one recipe is out of the row, and of what its cells are judged by."""
+    cells = [
+        cell("needle", n, "fp32", {"items": [item(0.5, -1, float(n == 0), -11)]}) for n in range(4)
+    ]
+    cells.append(cell("needle", 0, "int4", {"items": [item(0.5, -1, 1)]}))
+    for row in summarize(cells, ["int4"]):
+        assert (row["units"], row["cells_hit"], row["hits"], row["asked"]) == (1, 1, 1, 1)
+
+
+def test_a_perplexity_beyond_all_numbers_stays_a_number() -> None:
+    values = {"kl": [1.0] * 32, "agree": [0] * 32}
+    cells = [
+        cell("kl", 0, "fp32", {**values, "nll": [5.0] * 32}),
+        cell("kl", 0, "int4", {**values, "nll": [800.0] * 32}),
+    ]
+    _, ours = summarize(cells, ["int4"])
+    assert 1e300 < ours["ppl_ratio"] <= ours["ppl"] < math.inf
+
+
 def test_differences_are_paired_and_signed() -> None:
     dense, ours = summarize(needles(), ["int4"])
     assert ours["against"]["fp32"]["value"] == pytest.approx(-7 / 4)

@@ -175,8 +175,40 @@ UNSOUND = {
     "no bytes": {"values": {**VALUES, "kv_bytes": None}},
     "another unit": {"where": {"context": 8, "sample": 0, "scored": 50}},
     "another task": {"task": "nonsense"},
+    "negative bytes": {"values": {**VALUES, "kv_bytes": -5}},
+    "negative KL": {"values": {**VALUES, "kl": [-0.5] * 50}},
+    "half an agreement": {"values": {**VALUES, "agree": [0.5] * 50}},
     "no items": {"task": "needle", "unit": Unit("needle", UNIT.where).key},
 }
+HIDDEN = Unit("needle", {"context": 9, "sample": 0, "depths": [0.3, 0.9]})
+ITEMS = [{"at": at, "logp": -1.0, "hit": 1.0, "floor": -9.0} for at in (0.3, 0.9)]
+UNSOUND_ITEMS = {
+    "no item": [],
+    "one is missing": ITEMS[:1],
+    "another depth": [{**ITEMS[0], "at": 0.9}, ITEMS[1]],
+    "seven hits": [{**ITEMS[0], "hit": 7}, ITEMS[1]],
+    "a probability over 1": [{**ITEMS[0], "logp": 5.0}, ITEMS[1]],
+    "a probability of nothing": [{**ITEMS[0], "floor": -1e308}, ITEMS[1]],
+}
+
+
+@pytest.mark.parametrize("items", UNSOUND_ITEMS.values(), ids=UNSOUND_ITEMS)
+def test_answers_that_cannot_be_are_refused(tmp_path: Path, items: list[Any]) -> None:
+    header = {name: 0 for name in FIXED}
+    store = Store(tmp_path / "results.jsonl", header)
+    store.add(record(HIDDEN, "fp32", False, values={"items": items, "kv_bytes": 64}))
+    with pytest.raises(KvikError, match="line 2 is damaged"):
+        Store(tmp_path / "results.jsonl", header)
+
+
+def test_recipes_that_answer_other_questions_are_refused(tmp_path: Path) -> None:
+    """Where the unit does not say how many answers there are, its records have to agree."""
+    header, unit = {name: 0 for name in FIXED}, Unit("middle", {"context": 9, "sample": 0})
+    store = Store(tmp_path / "results.jsonl", header)
+    for recipe, items in (("fp32", ITEMS), ("int8", ITEMS[:1])):
+        store.add(record(unit, recipe, False, values={"items": items, "kv_bytes": 64}))
+    with pytest.raises(KvikError, match="line 3 is damaged"):
+        Store(tmp_path / "results.jsonl", header)
 
 
 @pytest.mark.parametrize("change", UNSOUND.values(), ids=UNSOUND)

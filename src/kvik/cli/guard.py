@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,9 @@ from typing import NoReturn
 import click
 
 from kvik.errors import KvikError
+
+# A disk, a quota or a device that takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def launch(command: click.Command) -> NoReturn:
@@ -52,8 +56,7 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
     except Terminated as error:
         return _tell("terminated", 128 + int(error.args[0]))
     except BrokenPipeError:
-        # The reader went away. What is still buffered must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go()  # the reader went away
         return 1
     except MemoryError:
         return _tell("there is not enough memory: ask for less context or a smaller recipe", 2)
@@ -64,7 +67,15 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
             return _bug(error, debug())
         return _tell(f"{error.name} is not installed: pip install 'kvik[run]'", 2)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            _let_go()  # all but standard output has a name
+            return _tell(f"cannot write the output: {error.strerror}", 1)
         return _bug(error, debug())
+
+
+def _let_go() -> None:
+    """What is still buffered must not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(message: str, status: int) -> int:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from kvik.commands.progress import fetch_progress
-from kvik.commands.results import out_folder, present, to_json
+from kvik.commands.results import deliver, out_folder, to_json
 from kvik.evaluate.charts import draw
 from kvik.evaluate.compare import prepare, run
 from kvik.evaluate.files import write_atomic
@@ -49,11 +49,12 @@ def compare_recipes(
         comparison = run(prepared, bars)
     for warning in comparison.get("baseline", {}).get("warnings", []):
         click.echo(f"kvik: warning: {warning}", err=True)
-    # Before any file: what took minutes to measure is not lost to a full disk.
-    present(to_json(comparison), {}, lambda: make_table(comparison), as_json=as_json)
-    for left in () if folder is None else _leave(comparison, folder):
-        if not as_json:
-            click.echo(left)
+    deliver(
+        to_json(comparison),
+        lambda: make_table(comparison),
+        lambda: () if folder is None else _leave(comparison, folder),
+        as_json=as_json,
+    )
     failed = [r for r in comparison["results"] if "error" in r]
     for result in failed:
         click.echo(f"kvik: {result['recipe']} failed: {result['error']}", err=True)

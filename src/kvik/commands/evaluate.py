@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from kvik.commands.progress import fetch_progress
-from kvik.commands.results import out_folder, present, to_json
+from kvik.commands.results import deliver, out_folder, to_json
 from kvik.errors import KvikError
 from kvik.evaluate.files import write_atomic
 from kvik.evaluate.outcome.charts import draw
@@ -73,12 +73,14 @@ def evaluate(question: Question, out: str | None, *, as_json: bool) -> int:
             click.echo(f"{kept} cells are there already, {left} to go", err=True)
         with CellBar(errors, left) as bar:
             result = run(prepared, store, bar.advance)
-        # Before any file: what took hours to measure is not lost to a full disk.
         text = to_json(result)
-        present(text, {}, lambda: make_table(result), as_json=as_json, notes=notes(result))
-        for name in () if folder is None else _leave(result, text, folder):
-            if not as_json:
-                click.echo(name)
+        deliver(
+            text,
+            lambda: make_table(result),
+            lambda: () if folder is None else _leave(result, text, folder),
+            as_json=as_json,
+            notes=notes(result),
+        )
     for cell in result["failed"]:
         where = ", ".join(f"{k} {v}" for k, v in cell["where"].items() if not isinstance(v, list))
         click.echo(f"kvik: {cell['task']} ({where}) {cell['recipe']}: {cell['error']}", err=True)
@@ -103,11 +105,15 @@ def _locked(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise KvikError(f"another kvik eval works in {folder}: give another --out") from None
     except OSError as error:
         raise KvikError(f"cannot write to {folder}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()

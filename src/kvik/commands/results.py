@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,28 @@ def out_folder(out: str | None) -> Path | None:
 def to_json(result: Any) -> str:
     """A result as --json prints it and files hold it; NaN has no place in it."""
     return json.dumps(result, indent=2, allow_nan=False) + "\n"
+
+
+def deliver(
+    text: str,
+    make_table: Callable[[], Table],
+    leave: Callable[[], Iterable[str]],
+    *,
+    as_json: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Prints, then leaves files and names them.
+
+    What took hours is not lost to a full disk, nor the files to a reader that went away.
+    """
+    try:
+        present(text, {}, make_table, as_json=as_json, notes=notes)
+    except OSError:
+        list(leave())
+        raise
+    for name in list(leave()):
+        if not as_json:
+            click.echo(name)
 
 
 def present(

@@ -26,7 +26,16 @@ NUMBERS = (
 )
 NEEDLES = ("needle_hits", "needle_total")
 # The others are any number from 0. No model gives a token less than e^-10,000.
-RANGES = {"kl_mean": (0.0, 1e4), "kl_p99": (0.0, 1e4), "top1": (0.0, 1.0), "ppl": (1.0, math.inf)}
+RANGES = {
+    "kl_mean": (0.0, 1e4),
+    "kl_p99": (0.0, 1e4),
+    "top1": (0.0, 1.0),
+    "ppl": (1.0, math.inf),
+    "prefill_tok_s": (1e-6, math.inf),
+    "decode_tok_s": (1e-6, math.inf),
+    "peak_rss_bytes": (1, math.inf),
+}
+WHOLE = ("measured_bytes", "peak_rss_bytes", "needle_hits", "needle_total")
 MACHINE = ("cpu", "cores", "instruction_sets", "threads")
 RUN_AGAIN = "run that comparison again with this version"
 
@@ -78,7 +87,7 @@ class Baseline:
             before = old.pop(result["recipe"], None)
             result["change"] = None if before is None else _differences(before, result, keys)
         document["baseline"] = {
-            "file": self.name,
+            "file": Path(self.name).name,
             "env": self.document["env"],
             "warnings": warnings,
             "left_out": list(old),
@@ -117,6 +126,8 @@ def _differences(
 def read(path: str | Path) -> Baseline:
     """The comparison at ``path``; KvikError in one line for anything else."""
     name = str(path)
+    if not name:
+        raise KvikError("--baseline is empty: give an earlier compare.json, or leave it out")
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -153,6 +164,7 @@ def _check(document: Any) -> None:
         for key in NUMBERS + NEEDLES:
             value = result[key]
             _expect(_possible(key, value) or (value is None and "error" in result))
+        _expect((result["needle_hits"] or 0) <= (result["needle_total"] or 0))
     if "model_sha256" in document:
         _expect(isinstance(document["model_sha256"], str))
         _expect(isinstance(document["text"]["name"], str))
@@ -163,7 +175,8 @@ def _check(document: Any) -> None:
 
 def _possible(key: str, value: Any) -> bool:
     """Whether a figure may have this value: counts, bytes and speeds are not negative."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    kinds = (int,) if key in WHOLE else (int, float)
+    if type(value) not in kinds or not math.isfinite(value):
         return False
     least, most = RANGES.get(key, (0.0, math.inf))
     return bool(least <= value <= most)

@@ -148,7 +148,7 @@ def _layers(comparison: Mapping[str, Any], fine: Sequence[tuple[int, Result]]) -
         "Bytes of each layer",
         "Allocated KV bytes of every layer of the model after the context, for each recipe.",
         [Series(r["recipe"], layers, r["layer_bytes"], i) for i, r in fine],
-        Axis("layer"),
+        Axis("layer", whole=True),
         Axis("KV bytes", "linear", size, least=0.0),
         shape="step",
         markers=False,

@@ -20,7 +20,7 @@ from kvik.errors import CapacityError, KvikError, RecipeError
 from kvik.evaluate import baseline as earlier
 from kvik.evaluate import growth
 from kvik.evaluate.needle import Needle, needle_map, template
-from kvik.evaluate.provenance import environment, files_sha256, text_sha256
+from kvik.evaluate.provenance import environment, files_sha256, shown_name, text_sha256
 from kvik.evaluate.quality import SCORED, Window
 from kvik.evaluate.speed import STEPS, points, steps
 from kvik.evaluate.text import BUILT_IN_TEXT, chosen_text, library_text, windows
@@ -262,7 +262,7 @@ def run(
             if recipe == REFERENCE and "error" in result:
                 raise KvikError(f"the full {REFERENCE} cache cannot be run: {result['error']}")
     document = {
-        "model": prepared.model,
+        "model": shown_name(prepared.model),
         "context": prepared.context,
         "env": environment(threads),
         "results": [results[recipe] for recipe in prepared.recipes],

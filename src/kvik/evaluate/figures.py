@@ -50,7 +50,7 @@ def _kl_change(value: float, _: Result) -> str:
 
 
 def _fixed_change(digits: int) -> Callable[[float, Result], str]:
-    return lambda value, _: _signed(value, f"{abs(value):.{digits}f}")
+    return lambda value, _: _signed(value, fixed_text(abs(value), digits))
 
 
 def _share_change(key: str) -> Callable[[float, Result], str]:
@@ -78,6 +78,11 @@ def kl_text(value: float) -> str:
         return f"{value:.1e}"
     digits = max(2, 1 - math.floor(math.log10(value)))
     return f"{value:.{digits}f}"
+
+
+def fixed_text(value: float, digits: int) -> str:
+    """So many decimals; of a number that no table has room for the order of magnitude."""
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.1e}"
 
 
 def _rate(value: float) -> str:
@@ -114,7 +119,9 @@ COLUMNS = (
         "top1",
         _fixed_change(3),
     ),
-    Column("ppl", "perplexity of the text", lambda r: f"{r['ppl']:.2f}", "ppl", _fixed_change(2)),
+    Column(
+        "ppl", "perplexity of the text", lambda r: fixed_text(r["ppl"], 2), "ppl", _fixed_change(2)
+    ),
     Column(
         "needles",
         "five-digit numbers found, of all that were hidden (see the needle maps)",

@@ -6,6 +6,7 @@ large vocabulary cost little memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,12 +84,17 @@ def _block(reference: Array, logits: Array, targets: Array) -> Rows:
     )
 
 
+def perplexity(nll: float) -> float:
+    """e to the mean negative log-likelihood, at most e^700: JSON has no infinity."""
+    return math.exp(min(nll, 700.0))
+
+
 def summarize(rows: Rows) -> Quality:
     """The figures of a table row."""
     return Quality(
         kl_mean=float(rows.kl.mean()),
         kl_p99=float(np.quantile(rows.kl, 0.99)),
         top1=float(rows.agree.mean()),
-        ppl=float(np.exp(rows.nll.mean())),
+        ppl=perplexity(float(rows.nll.mean())),
         tokens=len(rows.kl),
     )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvik.errors import KvikError
 from kvik.evaluate.tasks.facts import PLACES, fact, lead, numbers, question
+from kvik.evaluate.tasks.needle import DEPTHS
 
 if TYPE_CHECKING:
     from kvik.evaluate.tasks.spelling import Spelling
     from kvik.models.tokenizer import Tokenizer
 
-DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 SHARES = (0.25, 0.5, 1.0)  # of the context: the lengths of a map
 ANSWER_TOKENS = 8
 PLACE = PLACES[0]

@@ -61,8 +61,18 @@ def version_of(package: str) -> str | None:
 
 
 def command() -> str:
-    """The command line as a person would type it."""
-    return shlex.join(["kvik", *sys.argv[1:]])
+    """The command line as a person would type it; of a whole path only its last part."""
+    return shlex.join(["kvik", *map(_shown_word, sys.argv[1:])])
+
+
+def _shown_word(word: str) -> str:
+    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + sign + (Path(value).name if Path(value).is_absolute() else value)
+
+
+def shown_name(model: str) -> str:
+    """A name as given; of a path the last part, as where it lies is nobody's business."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def commit() -> str | None:

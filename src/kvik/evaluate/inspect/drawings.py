@@ -24,7 +24,7 @@ from kvik.evaluate.inspect.view import (
 )
 from kvik.evaluate.pictures import Axis, Level, Picture, Series, draw_heat, draw_lines, number
 
-LAYER = Axis("layer")
+LAYER = Axis("layer", whole=True)
 SHARE = Axis("share of attention", least=0.0, write=lambda v: f"{100 * v:.0f} %")
 NOT_SEEN = "not seen"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvik import machine
 from kvik.errors import CapacityError, KvikError, SpecError
-from kvik.evaluate.provenance import environment
+from kvik.evaluate.provenance import environment, shown_name
 from kvik.evaluate.text import library_text, read_text, windows
 from kvik.models.sources import Progress as Fetching
 
@@ -127,7 +127,7 @@ def run(prepared: Prepared, done: Callable[[int], None]) -> dict[str, Any]:
     model = load_model(prepared.path)
     layers = [layer_facts(figures) for figures in observe(model, prepared.ids, done)]
     document = {
-        "model": prepared.model,
+        "model": shown_name(prepared.model),
         "text": prepared.text,
         "context": len(prepared.ids),
         "counted_from": len(prepared.ids) // 2,

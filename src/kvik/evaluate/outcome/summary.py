@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvik.evaluate.metrics import perplexity
 from kvik.evaluate.statistics import BLOCK, Estimate, blocks, ratio, slope
 from kvik.evaluate.tasks import REFERENCE, Task
 from kvik.evaluate.tasks.recall import Recall
@@ -62,45 +63,45 @@ class _Kind:
     ) -> None:
         self.task, self.context, self.noise = task, context, noise
         self.recipes = [r for r in dict.fromkeys((REFERENCE, *recipes)) if r in cells]
-        self.cells = {r: {c["unit"]: c["values"] for c in cells[r]} for r in self.recipes}
+        found = {r: {c["unit"]: c["values"] for c in cells[r]} for r in self.recipes}
+        dense = found.get(REFERENCE, {})
+        self.units = [u for u in dense if all(u in found[r] for r in self.recipes)]
+        self.cells = {r: {u: found[r][u] for u in self.units} for r in self.recipes}
         self.dense = self.cells.get(REFERENCE, {})
 
     def rows(self) -> list[Row]:
         """One a recipe, all over the same units: those that none of them failed in."""
         rows = []
-        units = [u for u in self.dense if all(u in self.cells[r] for r in self.recipes)]
-        for recipe in self.recipes if units else ():
+        for recipe in self.recipes if self.units else ():
             row: Row = {
                 "task": self.task,
                 "context": self.context,
                 "recipe": recipe,
-                "units": len(units),
-                "kv_bytes": max(self.cells[recipe][u]["kv_bytes"] for u in units),
+                "units": len(self.units),
+                "kv_bytes": max(self.cells[recipe][u]["kv_bytes"] for u in self.units),
                 "noise": self.noise,
             }
-            rows.append(
-                row | self.figures(recipe, units) | {"against": self._against(recipe, units)}
-            )
+            rows.append(row | self.figures(recipe) | {"against": self._against(recipe)})
         return rows
 
-    def _against(self, recipe: str, units: Sequence[str]) -> dict[str, Any]:
+    def _against(self, recipe: str) -> dict[str, Any]:
         """Paired differences to the other recipes, this less the other, by their name."""
         found = {}
         for one, other in combinations(self.recipes, 2):
             if recipe not in (one, other):
                 continue
             sign, name = (1, other) if recipe == one else (-1, one)
-            parts = self.parts(one, units)
-            parts[:, 0] = sign * (parts[:, 0] - self.parts(other, units)[:, 0])
+            parts = self.parts(one)
+            parts[:, 0] = sign * (parts[:, 0] - self.parts(other)[:, 0])
             if parts[:, 1].any():
                 found[name] = asdict(ratio(parts))
         return found
 
-    def figures(self, recipe: str, units: Sequence[str]) -> Row:
-        """The recipe's figures over these units."""
+    def figures(self, recipe: str) -> Row:
+        """The recipe's figures."""
         raise NotImplementedError
 
-    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+    def parts(self, recipe: str) -> NDArray[np.float64]:
         """(sum, count) ``[n, 2]`` of the main figure over what is independent of each other.
 
         In the same order, and with the same counts, for every recipe.
@@ -118,34 +119,34 @@ class _Streamed(_Kind):
         """Mean KL of the dense cache cut into other steps, against itself."""
         return float(np.mean([np.mean(c["values"]["kl"]) for c in repeats])) if repeats else None
 
-    def figures(self, recipe: str, units: Sequence[str]) -> Row:
+    def figures(self, recipe: str) -> Row:
         ours, full = self.cells[recipe], self.dense
-        kl = np.concatenate([ours[u]["kl"] for u in units])
-        nll = np.concatenate([ours[u]["nll"] for u in units])
-        dense_nll = np.concatenate([full[u]["nll"] for u in units])
-        agree = np.concatenate([ours[u]["agree"] for u in units])
+        kl = np.concatenate([ours[u]["kl"] for u in self.units])
+        nll = np.concatenate([ours[u]["nll"] for u in self.units])
+        dense_nll = np.concatenate([full[u]["nll"] for u in self.units])
+        agree = np.concatenate([ours[u]["agree"] for u in self.units])
         row: Row = {
             "tokens": len(kl),
-            "kl": asdict(ratio(self.parts(recipe, units))),
+            "kl": asdict(ratio(self.parts(recipe))),
             "kl_median": float(np.median(kl)),
             "kl_p99": float(np.quantile(kl, 0.99)),
             "kl_max": float(kl.max()),
             "top1": float(agree.mean()),
-            "ppl": float(np.exp(nll.mean())),
-            "ppl_ratio": float(np.exp(nll.mean() - dense_nll.mean())),
+            "ppl": perplexity(float(nll.mean())),
+            "ppl_ratio": perplexity(float(nll.mean() - dense_nll.mean())),
             "dp_rms": float(np.sqrt(np.mean((np.exp(-nll) - np.exp(-dense_nll)) ** 2))),
         }
         if self.task == "drift":
-            row["slope"] = asdict(self._slope(recipe, units))
-            row["curve"] = np.mean([_means(ours[u]["kl"]) for u in units], axis=0).tolist()
+            row["slope"] = asdict(self._slope(recipe))
+            row["curve"] = np.mean([_means(ours[u]["kl"]) for u in self.units], axis=0).tolist()
         return row
 
-    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
-        return np.concatenate([blocks(self.cells[recipe][u]["kl"]) for u in units])
+    def parts(self, recipe: str) -> NDArray[np.float64]:
+        return np.concatenate([blocks(self.cells[recipe][u]["kl"]) for u in self.units])
 
-    def _slope(self, recipe: str, units: Sequence[str]) -> Estimate:
+    def _slope(self, recipe: str) -> Estimate:
         """Nats a thousand steps."""
-        parts = [_means(self.cells[recipe][u]["kl"]) for u in units]
+        parts = [_means(self.cells[recipe][u]["kl"]) for u in self.units]
         at = np.concatenate([np.arange(len(part)) * BLOCK / 1000 for part in parts])
         return slope(at, np.concatenate(parts))
 
@@ -199,12 +200,11 @@ class _Recalled(_Kind):
         ]
         return max(apart) if apart else None
 
-    def figures(self, recipe: str, units: Sequence[str]) -> Row:
-        wanted = set(units)
-        ours = {key: item for key, item in self._items[recipe].items() if key[0] in wanted}
+    def figures(self, recipe: str) -> Row:
+        ours = self._items[recipe]
         hits = [i["hit"] for i in ours.values() if self._able[self._at(i)][0]]
         scored = [(i, self._full[key]) for key, i in ours.items() if self._able[self._at(i)][1]]
-        kept = self._kept(recipe, units)
+        kept = self._kept(recipe)
         return {
             "cells": len(self._able),
             "cells_hit": sum(able for able, _ in self._able.values()),
@@ -234,27 +234,25 @@ class _Recalled(_Kind):
             )
         return cells
 
-    def parts(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+    def parts(self, recipe: str) -> NDArray[np.float64]:
         """Answers of one text depend on each other: a part is a unit."""
-        return self._by_unit(recipe, units, lambda item, full: (item["logp"], 1.0))
+        return self._by_unit(recipe, lambda item, full: (item["logp"], 1.0))
 
-    def _kept(self, recipe: str, units: Sequence[str]) -> NDArray[np.float64]:
+    def _kept(self, recipe: str) -> NDArray[np.float64]:
         """(what is left, what there was) above the floor, in nats, of every unit."""
         return self._by_unit(
             recipe,
-            units,
             lambda item, full: (item["logp"] - full["floor"], full["logp"] - full["floor"]),
         )
 
     def _by_unit(
         self,
         recipe: str,
-        units: Sequence[str],
         pair: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[float, float]],
     ) -> NDArray[np.float64]:
-        sums = {unit: np.zeros(2) for unit in units}
+        sums = {unit: np.zeros(2) for unit in self.units}
         for key, item in self._items[recipe].items():
-            if key[0] in sums and self._able[self._at(item)][1]:
+            if self._able[self._at(item)][1]:
                 sums[key[0]] += pair(item, self._full[key])
         return np.asarray(list(sums.values()))
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from kvik.evaluate.figures import kl_text
+from kvik.evaluate.figures import fixed_text, kl_text
 from kvik.evaluate.tasks import Task
 from kvik.machine import human_bytes
 
@@ -78,7 +78,8 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _streamed(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     kl = row["kl"]
-    more = f"top-1 {row['top1']:.3f}, p99 {kl_text(row['kl_p99'])}, ppl x {row['ppl_ratio']:.3f}"
+    times = fixed_text(row["ppl_ratio"], 3)
+    more = f"top-1 {row['top1']:.3f}, p99 {kl_text(row['kl_p99'])}, ppl x {times}"
     if "slope" in row:
         more += f", slope {row['slope']['value']:+.2g} per 1,000 steps"
     interval = "" if kl["low"] is None else f"{kl_text(kl['low'])} to {kl_text(kl['high'])}"
@@ -114,7 +115,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     noise = {row["task"]: row["noise"] for row in result["rows"] if row["noise"] is not None}
     if noise:
         worst = ", ".join(f"{task} {kl_text(value)}" for task, value in noise.items())
-        found.append(f"Noise floor, fp32 cut into other steps, in nats: {worst}.")
+        found.append(
+            f"Noise floor, fp32 cut into other steps at the shortest context, in nats: {worst}."
+        )
     if result["early"]:
         found.append("The question stands before the context too (--early).")
     return found

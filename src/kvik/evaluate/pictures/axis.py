@@ -34,7 +34,8 @@ class Axis:
     """One axis. ``log2`` has its ticks at powers of two, as contexts and bytes like them.
 
     On a logarithmic axis values at or below ``floor`` (zero too) are drawn at ``floor``, whose
-    tick reads ``under``. ``least`` and ``most`` widen what the data span; they never cut.
+    tick reads ``under``. ``least`` and ``most`` widen what the data span; they never cut. A
+    ``whole`` axis counts things, of which there are no halves.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Axis:
     under: str = "0"
     least: float | None = None
     most: float | None = None
+    whole: bool = False
 
     def place(self, value: float | None) -> float:
         """Where a value is drawn; NaN, a gap, for none and for what a logarithm does not have."""
@@ -80,15 +82,18 @@ def _set(axes: Axes, axis: Axis, which: str, data: list[float]) -> None:
         if axis.write is size and high > 0:
             main.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(high / 5))))
         else:
-            main.set_major_locator(MaxNLocator(5))
+            main.set_major_locator(MaxNLocator(5, integer=axis.whole))
     else:
         base = 2 if axis.scale == "log2" else 10
         getattr(axes, f"set_{which}scale")("log", base=base)
         if low <= 0:
             low, high = 0.1, 1.0
-        ratio = max(high / low, 2.0) ** 0.05
+        if high / low < 4:  # a single value, say: at least two ticks all the same
+            low, high = low / 2, high * 2
+        ratio = (high / low) ** 0.05
         limits = (low / ratio, high * ratio)
-        main.set_major_locator(LogLocator(base, numticks=7))
+        between = (1.0, 2.0, 5.0) if base == 10 and high / low < 100 else (1.0,)
+        main.set_major_locator(LogLocator(base, subs=between, numticks=7))
         main.set_minor_locator(NullLocator())
     getattr(axes, f"set_{which}lim")(limits)
     main.set_major_formatter(FuncFormatter(lambda v, _: _tick(axis, v)))

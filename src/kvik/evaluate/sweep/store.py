@@ -42,6 +42,7 @@ class Store:
     def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
         self._path, self.done = path, dict[Key, Record]()
         self.failed: dict[Key, Record] = {}
+        self._answered: dict[str, Any] = {}
         if path is None:
             return
         try:
@@ -73,7 +74,7 @@ class Store:
                     break
                 if number == 0:
                     _same_question(path, found, header)
-                elif not _sound(found):
+                elif not _sound(found) or not self._alike(found):
                     raise KvikError(
                         f"{path}, line {number + 1} is damaged: remove that line, or give "
                         "another --out"
@@ -82,6 +83,13 @@ class Store:
                     self.done[key(found)] = found
                 whole += len(line)
         return whole
+
+    def _alike(self, found: Mapping[str, Any]) -> bool:
+        """Whether a record answers what those of its unit before it answer."""
+        if "values" not in found:
+            return True
+        answered = Task.registry[found["task"]].alike(found["values"])
+        return bool(self._answered.setdefault(found["unit"], answered) == answered)
 
     def add(self, record: Record) -> None:
         """Keeps a record; KvikError when the disk refuses, which loses no earlier one."""
@@ -146,7 +154,9 @@ def _sound(found: Mapping[str, Any]) -> bool:
     task = Task.registry.get(found["task"])
     if task is None or Unit(found["task"], where).key != found["unit"]:
         return False
-    if not isinstance(values, dict) or not isinstance(values.get("kv_bytes"), int):
+    if not isinstance(values, dict) or type(values.get("kv_bytes")) is not int:
+        return False
+    if values["kv_bytes"] < 0:
         return False
     floorless = "" if found["repeat"] else found["recipe"]  # a repetition has no floor
     return task.sound(where, values, floorless)

@@ -12,7 +12,7 @@ from kvik import machine
 from kvik.errors import CapacityError, KvikError
 from kvik.evaluate.compare import check_memory, resolved
 from kvik.evaluate.outcome.summary import summarize
-from kvik.evaluate.provenance import environment, text_sha256
+from kvik.evaluate.provenance import environment, shown_name, text_sha256
 from kvik.evaluate.sweep.cells import Job, Record, Setup
 from kvik.evaluate.sweep.store import SCHEMA, Store
 from kvik.evaluate.tasks import REFERENCE, Ask, Material, Task, Unit, find
@@ -118,11 +118,6 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
         )
     setup = Setup(question.model, identity, text, question.seed, question.early, threads)
     return Prepared(question, recipes, units, setup, workers, header, tuple(warnings))
-
-
-def shown_name(model: str) -> str:
-    """A name as given; of a path the last part, as where it lies is nobody's business."""
-    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def _check_units(material: Material, units: Sequence[Unit]) -> None:

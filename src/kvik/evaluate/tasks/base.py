@@ -161,6 +161,10 @@ class Task(ABC):
     def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
         """Whether values read from a file are whole; they are plain JSON without NaN."""
 
+    def alike(self, values: Mapping[str, Any]) -> Any:
+        """What sound values have to have in common for every recipe of a unit."""
+        return None
+
     @abstractmethod
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         """The dense cache's values, and a trace of it that :meth:`measure` may need."""

@@ -78,12 +78,15 @@ class Recall(Task):
         self.probes(material, unit)
 
     def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
-        items, names = values.get("items"), ["at", "logp", "hit"]
-        if recipe == REFERENCE:
-            names.append("floor")
-        return isinstance(items, list) and all(
-            isinstance(item, dict) and numbers([item.get(name) for name in names]) for item in items
-        )
+        items, likely = values.get("items"), ["logp", "floor"] if recipe == REFERENCE else ["logp"]
+        if not isinstance(items, list) or not items:
+            return False
+        if not all(isinstance(item, dict) and _sound(item, likely) for item in items):
+            return False
+        return "depths" not in where or self.alike(values) == where["depths"]
+
+    def alike(self, values: Mapping[str, Any]) -> Any:
+        return [item["at"] for item in values["items"]]
 
     def reference(self, subject: Subject, unit: Unit) -> tuple[Values, Any]:
         probes, decoys = self.probes(subject.material, unit), self.decoys(subject.material, unit)
@@ -95,6 +98,13 @@ class Recall(Task):
 
     def measure(self, subject: Subject, unit: Unit, recipe: str, trace: Any) -> Values:
         return recall(subject, recipe, self.probes(subject.material, unit))
+
+
+def _sound(item: Mapping[str, Any], likely: Sequence[str]) -> bool:
+    """Whether shares are shares and log-probabilities are not positive, but for rounding."""
+    if not numbers([item.get(name) for name in ("at", "hit", *likely)]):
+        return False
+    return 0 <= item["hit"] <= 1 and all(-1e6 <= item[name] <= 1e-4 for name in likely)
 
 
 def recall(subject: Subject, recipe: str, probes: Sequence[Probe]) -> Values:

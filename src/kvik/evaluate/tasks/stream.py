@@ -28,7 +28,12 @@ class Streamed(Task):
         return {"scored": ask.scored or self.scored}
 
     def sound(self, where: Mapping[str, Any], values: Mapping[str, Any], recipe: str) -> bool:
-        return all(numbers(values.get(n), where["scored"]) for n in ("kl", "nll", "agree"))
+        if not all(numbers(values.get(n), where["scored"]) for n in ("kl", "nll", "agree")):
+            return False
+        likely = all(0 <= x <= 1e6 for x in values["kl"]) and all(
+            -1e-4 <= x <= 1e6 for x in values["nll"]
+        )
+        return likely and all(x in (0, 1) for x in values["agree"])
 
 
 class Stream(Streamed):
