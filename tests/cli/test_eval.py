@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,18 @@ def test_json_is_all_that_is_printed(kvik: Call, tiny_model: Path) -> None:
     assert result["rows"][1]["kl"]["value"] > 0
     assert "{document}" in result["template"]
     assert result["model"] == tiny_model.name
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_files_are_left_where_the_table_cannot_be_printed(tiny_model: Path, tmp_path: Path) -> None:
+    words = f"eval {tiny_model} --kv int8 --context 64 --scored 8 --workers 1 --out {tmp_path}"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvik", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith("kvik: cannot write the output: No space left on device\n")
+    assert {"eval.json", "eval.html", "figures.csv"} <= {path.name for path in tmp_path.iterdir()}
