@@ -35,7 +35,7 @@ def farthest(kept: Kept, window: int) -> int:
     model.forward(torch.tensor(tokens), oracle.positions, oracle)
     oracle.commit()
     for query in range(len(tokens)):
-        for token, _, _ in oracle.contents(1, query, 0):
+        for token in oracle.tokens(1, query, 0):
             near = token < kept.sinks and kept.in_cache
             most = max(most, (min(query, span - 1) if near else query) - token)
     return most

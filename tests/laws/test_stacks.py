@@ -7,6 +7,7 @@ from tests import tracers
 from tests.laws.broken import BROKEN, Remembers, SwappedNibbles
 
 from kvik.errors import RecipeError
+from kvik.recipe import Recipe
 from kvik.testing import ConformanceError, check_codec, check_stack, models, stacks
 
 assert tracers.PerChannel.examples  # importing them registered them
@@ -40,10 +41,25 @@ def test_every_stage_alone_on_other_layers(recipe: str, model: str) -> None:
     run(recipe, model)
 
 
+def legal(recipe: str) -> bool:
+    try:
+        Recipe.parse(recipe).resolve(models.grouped().spec)
+    except RecipeError:
+        return False
+    return True
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("recipe", stacks.pairwise_stages(legal))
+def test_every_pair_of_stages(recipe: str) -> None:
+    """A covering array of stacks; the triples below have all parameters."""
+    run(recipe, "grouped")
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("recipe", stacks.pairwise())
 def test_every_pair_of_choices(recipe: str) -> None:
-    """A covering array of stacks."""
+    """The same for every pair of parameters that a stage gives as an example."""
     run(recipe, "grouped")
 
 
@@ -64,19 +80,9 @@ def test_the_full_product() -> None:
 
 
 def test_most_pairs_are_legal() -> None:
-    """The covering array is worth running: most of it is not refused."""
-    spec = models.grouped().spec
-    legal = 0
-    everything = stacks.pairwise()
-    for recipe in everything:
-        from kvik.recipe import Recipe
-
-        try:
-            Recipe.parse(recipe).resolve(spec)
-            legal += 1
-        except RecipeError:
-            continue
-    assert legal > 0.6 * len(everything)
+    """The covering arrays are worth running: most of them is not refused."""
+    for everything, share in ((stacks.pairwise(), 0.6), (stacks.pairwise_stages(legal), 0.8)):
+        assert sum(map(legal, everything)) > share * len(everything)
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
@@ -90,8 +96,6 @@ def test_the_suite_sees_planted_faults(name: str) -> None:
 @pytest.mark.parametrize("text", stacks.examples(stacks.Slot.CODEC))
 def test_codecs_keep_their_contract(text: str) -> None:
     """Bytes as declared, groups independent, hard values finite."""
-    from kvik.recipe import Recipe
-
     codec = Recipe.parse(text).stages[0][0]
     if text != "none":
         check_codec(codec)  # type: ignore[arg-type]

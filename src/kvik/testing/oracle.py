@@ -122,24 +122,21 @@ class OracleCache:
         chosen = policy.select(positions, received, keep, seen).tolist()
         kept[:] = [kept[i] for i in chosen]
 
-    def contents(self, layer: int, query: int, head: int) -> list[tuple[int, Tensor, Tensor]]:
-        """The kept tokens of a KV head as the query at position ``query`` sees them.
-
-        Each is (position, decoded K [D], decoded V [Dv]); K is rotated unless its codec keeps it
-        before RoPE.
-        """
+    def tokens(self, layer: int, query: int, head: int) -> list[int]:
+        """Positions of the kept tokens of a KV head that the query at position ``query`` sees."""
         mine = self._layers[layer]
         assert mine is not None
-        return [
-            (t, mine.k.seen(t, query)[head], self._value(mine, t, query)[head])
-            for t in mine.kept[head]
-            if _visible(mine.plan, t, query)
-        ]
+        return [t for t in mine.kept[head] if _visible(mine.plan, t, query)]
 
-    def _value(self, mine: _Layer, token: int, query: int) -> Tensor:
+    def _rows(self, mine: _Layer, tokens: list[int], query: int) -> tuple[Tensor, Tensor]:
+        """Decoded K [T, H, D] and V [T, H, Dv] of these tokens as the query sees them, in float64.
+
+        K is rotated unless its codec keeps it before RoPE.
+        """
+        keys = torch.stack([mine.k.seen(t, query) for t in tokens]).double()
         if mine.plan.v is None:
-            return mine.k.seen(token, query)[:, : mine.plan.spec.v_dim]
-        return mine.v.seen(token, query)
+            return keys, keys[..., : mine.plan.spec.v_dim]
+        return keys, torch.stack([mine.v.seen(t, query) for t in tokens]).double()
 
     def _query(
         self, mine: _Layer, spec: LayerSpec, position: int, q: Tensor
@@ -152,10 +149,10 @@ class OracleCache:
             far = _turn(q, spec, min(position, plan.kept.span - 1))
         outs, lses = [], []
         for head in range(plan.spec.kv_heads):
-            kept = self.contents(plan.index, position, head)
-            keys = torch.stack([key for _, key, _ in kept]).double()
-            values = torch.stack([value for _, _, value in kept]).double()
-            tokens = torch.tensor([token for token, _, _ in kept])
+            if head == 0 or plan.evicting:  # without eviction every head keeps the same tokens
+                seen = self.tokens(plan.index, position, head)
+                tokens, (k_rows, v_rows) = torch.tensor(seen), self._rows(mine, seen, position)
+            keys, values = k_rows[:, head], v_rows[:, head]
             if plan.k.pre_rope and plan.spec.rope is not None:
                 keys = rotate(keys, plan.spec.rope, *angles(plan.spec.rope, tokens, keys.dtype))
             mine_q = slice(head * groups, (head + 1) * groups)

@@ -61,7 +61,7 @@ def pairwise_stages(legal: Callable[[str], bool], tries: int = 8) -> list[str]:
     """
     from allpairspy import AllPairs
 
-    classes = list(dict.fromkeys(load_stages().values()))
+    classes = [c for c in dict.fromkeys(load_stages().values()) if c.examples]
     codecs = [c for c in classes if c.slot == Slot.CODEC and c.examples != ("none",)]
     retentions = [c for c in classes if c.slot == Slot.RETENTION]
     turns = {c: itertools.cycle(c.examples) for c in (*codecs, *retentions)}
