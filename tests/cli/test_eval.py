@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
 
+from kvik.cli import cli, guarded
 from kvik.evaluate.tasks import Task
 
 
@@ -89,15 +89,13 @@ def test_json_is_all_that_is_printed(kvik: Call, tiny_model: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_files_are_left_where_the_table_cannot_be_printed(tiny_model: Path, tmp_path: Path) -> None:
+def test_files_are_left_where_the_table_cannot_be_printed(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = f"eval {tiny_model} --kv int8 --context 64 --scored 8 --workers 1 --out {tmp_path}"
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvik", *words.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert done.stderr.endswith("kvik: cannot write the output: No space left on device\n")
+    with Path("/dev/full").open("w") as full, contextlib.redirect_stdout(full):
+        status = guarded(cli, words.split())
+    assert status == 1
+    told = capsys.readouterr().err
+    assert told.endswith("kvik: cannot write the output: No space left on device\n")
     assert {"eval.json", "eval.html", "figures.csv"} <= {path.name for path in tmp_path.iterdir()}
