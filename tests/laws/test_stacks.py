@@ -81,7 +81,7 @@ def test_the_full_product() -> None:
 
 def test_most_pairs_are_legal() -> None:
     """The covering arrays are worth running: most of them is not refused."""
-    for everything, share in ((stacks.pairwise(), 0.6), (stacks.pairwise_stages(legal), 0.8)):
+    for everything, share in ((stacks.pairwise(), 0.6), (stacks.pairwise_stages(legal), 0.6)):
         assert sum(map(legal, everything)) > share * len(everything)
 
 
