@@ -15,6 +15,7 @@ from typing import Any
 import page_block
 
 from kvik.evaluate.outcome.summary import summarize
+from kvik.evaluate.tasks import REFERENCE
 
 RESULTS = tuple(
     Path(__file__).with_name("results") / f"needle-{model}" / "results.jsonl"
@@ -51,11 +52,10 @@ def dense(rows: Sequence[Record]) -> list[str]:
         for at in row["map"]:
             answer = "missed" if at["hits"] is None else "given"
             clear = "no" if at["retention"] is None else "yes"
-            found.append(
-                f"| {row['context']:,} | {at['at']:g} | {at['logp']:.2f} | {answer} | {clear} |"
-            )
-    head = "| context | depth | ln p of the answer | answer | 3 nats above the floor |"
-    return [head, "|---|---|---|---|---|", *found]
+            figures = f"{row['context']:,}", f"{at['at']:g}", f"{at['logp']:.2f}"
+            found.append([*figures, answer, clear])
+    head = ["context", "depth", "ln p of the answer", "answer", "3 nats above the floor"]
+    return page_block.table(head, found)
 
 
 def model(header: Record, cells: Sequence[Record]) -> list[str]:
@@ -64,24 +64,21 @@ def model(header: Record, cells: Sequence[Record]) -> list[str]:
     rows = summarize(cells, recipes)
     contexts = sorted({row["context"] for row in rows})
     by_recipe = {r: {row["context"]: row for row in rows if row["recipe"] == r} for r in recipes}
-    first = next(iter(by_recipe))
-    lines = [
-        "| recipe | " + " | ".join(f"{c:,}" for c in contexts) + " | KV bytes at the longest |"
-    ]
-    lines.append("|" + "---|" * (len(contexts) + 2))
+    lines = []
     for recipe, found in by_recipe.items():
         texts = [cell(found[c]) if c in found else "failed" for c in contexts]
-        last = found.get(contexts[-1])
-        lines.append(f"| `{recipe}` | {' | '.join(texts)} | {last['kv_bytes']:,} |" if last else "")
+        size = f"{found[contexts[-1]]['kv_bytes']:,}" if contexts[-1] in found else "failed"
+        lines.append([f"`{recipe}`", *texts, size])
+    head = ["recipe", *(f"{c:,}" for c in contexts), "KV bytes at the longest"]
     env = header["env"]
     return [
         f"### {header['model']}",
         "",
-        *lines,
+        *page_block.table(head, lines),
         "",
         "The dense cache:",
         "",
-        *dense(list(by_recipe[first].values())),
+        *dense(list(by_recipe[REFERENCE].values())),
         "",
         f"    {env['command']}",
         "",

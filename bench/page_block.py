@@ -19,6 +19,13 @@ def placed(name: str, page: str, block: str) -> str:
     return f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
 
 
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Lines of Markdown."""
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
 def recorded(results: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """All records of these JSON Lines files, of those that exist."""
     for path in results:

@@ -19,6 +19,7 @@ from caches import PUBLISHED_STREAMS, QUANTIZED, STREAMS, Cache
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench"))
 import page_block  # noqa: E402
+from page_block import table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "baselines.jsonl"
 PAGE = page_block.PAGE
@@ -63,13 +64,6 @@ def around(record: Record, figure: str) -> str:
     """A figure with its 95 % interval."""
     low, high = (write(figure, one) for one in record["interval"][figure])
     return f"{write(figure, record['figures'][figure])} ({low} to {high})"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Markdown."""
-    head = list(head)
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def title(cache: Cache) -> str:

@@ -49,10 +49,11 @@ def compare_recipes(
         comparison = run(prepared, bars)
     for warning in comparison.get("baseline", {}).get("warnings", []):
         click.echo(f"kvik: warning: {warning}", err=True)
+    facts = to_json(comparison)
     deliver(
-        to_json(comparison),
+        facts,
         lambda: make_table(comparison),
-        lambda: () if folder is None else _leave(comparison, folder),
+        lambda: () if folder is None else _leave(comparison, facts, folder),
         as_json=as_json,
     )
     failed = [r for r in comparison["results"] if "error" in r]
@@ -61,9 +62,9 @@ def compare_recipes(
     return 1 if failed else 0
 
 
-def _leave(comparison: dict[str, Any], folder: Path) -> Iterator[str]:
+def _leave(comparison: dict[str, Any], facts: str, folder: Path) -> Iterator[str]:
     """Writes every file, each whole, the data first; yields what was written."""
-    write_atomic(folder / "compare.json", to_json(comparison))
+    write_atomic(folder / "compare.json", facts)
     charts = draw(comparison)
     texts = {"report.html": render(comparison, charts), **sheets(comparison)}
     yield str(folder / "compare.json")

@@ -109,15 +109,14 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
             )
         # lm-eval reads the word none, which is a recipe here, as Python's None.
         self.recipe = Recipe.parse("none" if kv is None else str(kv))
-        for name, value in (("max_length", max_length), ("max_gen_toks", max_gen_toks)):
-            if value is not None:
-                _positive(value, name)
+        if max_length is not None:
+            _positive(max_length, "max_length")
+        self.max_gen_toks = _positive(max_gen_toks, "max_gen_toks")
+        self.batch_size = _batch(batch_size)
         self.model = load_model(str(pretrained), dense=dense)
         self.plan = self.recipe.resolve(self.model.spec)
         self.tokenizer = self.model.tokenizer
         self.max_length = max_length or self.model.spec.context
-        self.max_gen_toks = max_gen_toks
-        self.batch_size = _batch(batch_size)
         self.seed, self.add_bos_token = seed, add_bos_token
         self.facts = Facts()
         self._pretrained, self._prefix, self._memory = str(pretrained), prefix_token_id, memory

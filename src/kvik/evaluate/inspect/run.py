@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvik import machine
 from kvik.errors import CapacityError, KvikError, SpecError
 from kvik.evaluate.provenance import environment, shown_name
-from kvik.evaluate.text import library_text, read_text, windows
+from kvik.evaluate.text import chosen_text, windows
 from kvik.models.sources import Progress as Fetching
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def prepare(
         raise KvikError(
             f"--context {context} is too short to see where attention goes: give at least {LEAST}"
         )
-    prose = library_text() if text is None else read_text(text)
+    name, prose = chosen_text(text)
     from kvik.models import sources
     from kvik.spec import load_spec
 
@@ -61,7 +61,6 @@ def prepare(
 
     tokenizer = Tokenizer.from_path(path)
     ids = tokenizer.encode(prose, bos=True, special=False)
-    name = "the built-in text" if text is None else str(text)
     warnings = []
     if context > spec.context:
         warnings.append(
