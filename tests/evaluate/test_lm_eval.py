@@ -349,7 +349,10 @@ def test_a_recipe_that_lm_eval_cut_at_its_comma_is_told_of_json() -> None:
         KvikLM("tiny", kv="sinks:4", positions="original+window:252")
 
 
-@pytest.mark.parametrize("name", ["max_length", "max_gen_toks"])
-def test_lengths_are_judged_before_a_model_is_fetched(name: str) -> None:
-    with pytest.raises(KvikError, match=f"{name} is 0; it must be a whole number over 0"):
-        KvikLM("nobody/nothing", **{name: 0})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_length", 0), ("max_gen_toks", 0), ("max_gen_toks", None), ("batch_size", 0)],
+)
+def test_lengths_are_judged_before_a_model_is_fetched(name: str, value: Any) -> None:
+    with pytest.raises(KvikError, match=f"{name} is {value}; it must be a whole number over 0"):
+        KvikLM("nobody/nothing", **{name: value})
