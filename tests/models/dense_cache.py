@@ -62,6 +62,9 @@ class DenseCache:
             old = self.seen.get(sequence, positions[:0])
             self.seen[sequence] = torch.cat([old, positions[start:end]])
 
+    def places(self, layers: Sequence[int]) -> None:
+        """None: it has no pages."""
+
     def attend(
         self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None
     ) -> tuple[Tensor, Tensor]:

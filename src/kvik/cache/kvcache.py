@@ -21,6 +21,7 @@ from kvik.cache.table import Sequence
 from kvik.errors import KvikError
 from kvik.native import library
 from kvik.ops import Keys, Scoring, angles, attend, rotate
+from kvik.ops.native_attention import Place, attend_pages
 from kvik.recipe.codec import Stream
 from kvik.recipe.plan import LayerPlan, Plan
 from kvik.spec.model import LayerSpec, Rope
@@ -111,12 +112,8 @@ class KVCache(Sequences):
         plan = self.resolved.layers[source]
         if plan is None or self._step is None:
             raise KvikError(f"layer {layer} caches no tokens, or no step was planned")
-        native = self._native[layer]
-        if native is not None and q.dtype == torch.float32 and library() is not None:
-            if self._paged is None:
-                self._paged = PagedStep(self._step)
-            group = self.resolved.groups_of_layer[source][0].index
-            return self._paged.attend(native, group, q, k, v, source in self._sources)
+        if q.dtype == torch.float32 and (place := self._place(layer, self._step)) is not None:
+            return attend_pages(place, q, k, v)
         out = q.new_empty((q.shape[0], spec.heads, plan.spec.v_dim))
         lse = q.new_empty((q.shape[0], spec.heads))
         for work in self._step.works:
@@ -131,6 +128,24 @@ class KVCache(Sequences):
             out[rows] = o.permute(2, 0, 1, 3).flatten(1, 2)
             lse[rows] = s.permute(2, 0, 1).flatten(1)
         return out, lse
+
+    def places(self, layers: Seq[int]) -> list[Place] | None:
+        """Where the step finds the tokens of these layers, for kernels that run them all in a call.
+
+        None when the native kernels cannot attend one of them.
+        """
+        found = [place for layer in layers if (place := self._place(layer, self._now))]
+        return found if len(found) == len(layers) else None
+
+    def _place(self, layer: int, step: Step) -> Place | None:
+        native = self._native[layer]
+        if native is None or library() is None:
+            return None
+        if self._paged is None:
+            self._paged = PagedStep(step)
+        source = native.plan.index
+        group = self.resolved.groups_of_layer[source][0].index
+        return self._paged.place(native, group, source in self._sources)
 
     def _turn(self, x: Tensor, spec: LayerSpec, positions: Tensor, key: str) -> Tensor:
         """Rotates x [..., T, D] at ``positions`` [T]; angles are shared by the step's layers."""

@@ -7,6 +7,8 @@ last as long as the step.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from kvik.cache.pool import Ids
 from kvik.cache.step import Step
 from kvik.cache.table import EMPTY, Table
 from kvik.ops import angles
-from kvik.ops.native_attention import NativeBatch, NativeLayer, Turn, attend_pages
+from kvik.ops.native_attention import NativeBatch, NativeLayer, Place, Turn
 from kvik.recipe.plan import Plan
 from kvik.spec.model import Rope
 
@@ -23,6 +25,7 @@ from kvik.spec.model import Rope
 def native_layers(plan: Plan) -> list[NativeLayer | None]:
     """For each layer what the native kernels need to attend it; None where they cannot."""
     found: list[NativeLayer | None] = []
+    turns: dict[tuple[Rope | None, int | None], int] = {}
     for index, spec in enumerate(plan.spec.layers):
         source = index if spec.source is None else spec.source
         stored, groups = plan.layers[source], plan.groups_of_layer.get(source, ())
@@ -30,7 +33,11 @@ def native_layers(plan: Plan) -> list[NativeLayer | None]:
         if stored is None or not positional or spec.kind == "latent":
             found.append(None)
         else:
-            found.append(NativeLayer.of(spec, stored, groups[0].main))
+            layer = NativeLayer.of(spec, stored, groups[0].main)
+            if layer is not None:
+                turn = turns.setdefault((spec.rope, layer.span), len(turns))
+                layer = replace(layer, turn=turn)
+            found.append(layer)
     return found
 
 
@@ -43,33 +50,22 @@ class PagedStep:
         self._row = np.cumsum(counts)
         self._start = np.array([s.length for s in step.before], dtype=np.int64)
         self._batches: dict[int, NativeBatch] = {}
-        self._turns: dict[tuple[Rope | None, int | None], Turn] = {}
+        self._turns: dict[int, Turn] = {}
         self._scratch: dict[int, Tensor] = {}
 
-    def attend(
-        self,
-        layer: NativeLayer,
-        group: int,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        shared: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Attention of a layer; with ``shared`` other layers will read what it writes."""
+    def place(self, layer: NativeLayer, group: int, shared: bool) -> Place:
+        """Where a layer's tokens are; with ``shared`` other layers will read what it writes."""
         batch = self._batch(group)
         scratch = self._scratch_of(layer, batch, shared)
-        return attend_pages(layer, batch, q, k, v, self._turn(layer), scratch)
+        return Place(layer, batch, self._turn(layer), scratch)
 
     def _turn(self, layer: NativeLayer) -> Turn:
-        kept = layer.plan.kept
-        span = kept.span if kept.in_cache else None
-        key = (layer.spec.rope, span)
-        if key not in self._turns:
-            at = self._step.positions
-            first = _angles(layer.spec.rope, at)
-            second = () if span is None else _angles(layer.spec.rope, at.clamp(max=span - 1))
-            self._turns[key] = Turn(*first, *second)
-        return self._turns[key]
+        if layer.turn not in self._turns:
+            at, rope, span = self._step.positions, layer.spec.rope, layer.span
+            first = _angles(rope, at)
+            second = () if span is None else _angles(rope, at.clamp(max=span - 1))
+            self._turns[layer.turn] = Turn(*first, *second)
+        return self._turns[layer.turn]
 
     def _scratch_of(self, layer: NativeLayer, batch: NativeBatch, shared: bool) -> Tensor | None:
         """Room for the layer's scratch pages: one for all layers, but for those that are shared."""

@@ -170,7 +170,7 @@ class Session:
             if not last and logits == "last":
                 rows = torch.zeros(0, dtype=torch.int64)
             parts.append(self._step(part, rows))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _step(self, tokens: Seq[int], rows: Tensor | None) -> Tensor:
         try:

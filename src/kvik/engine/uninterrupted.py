@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# Of _signal, not signal, which looks for an enumeration's member in every answer: that takes more
+# time than all else here.
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -52,12 +55,12 @@ class _Hold:
     def begin(self) -> None:
         """Takes the handlers' place."""
         for number in SIGNALS:
-            handler = signal.getsignal(number)
+            handler = _signal.getsignal(number)
             while isinstance(handler, _Hold) and not handler._holding:
                 handler = handler._handlers[number]  # one that was left behind
             if callable(handler):
                 self._handlers[number] = handler
-                signal.signal(number, self)
+                _signal.signal(number, self)
 
     def end(self) -> None:
         """Runs the handlers for what came meanwhile, and gives them their place back."""
@@ -67,8 +70,8 @@ class _Hold:
             self._holding = False
             try:
                 for number, handler in self._handlers.items():
-                    if signal.getsignal(number) is self:  # no handler has put in another
-                        signal.signal(number, handler)
+                    if _signal.getsignal(number) is self:  # no handler has put in another
+                        _signal.signal(number, handler)
             finally:
                 self._deliver()
 

@@ -18,6 +18,7 @@ from kvik.models.attention import Attention
 from kvik.models.feed_forward import FeedForward, Mixture
 from kvik.models.latent import LatentAttention
 from kvik.models.packed_layer import PackedLayer
+from kvik.models.packed_run import PackedRun, runs
 from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weight, Weights
 from kvik.models.state import GatedRecurrence
 from kvik.ops.native_linear import Packed, Projection
@@ -125,12 +126,16 @@ class Decoder:
         """
         self._check(tokens, positions, rows)
         x = self._embedded(tokens)
-        for layer in self.layers:
-            x = layer(x, cache)
+        for run in self._runs:
+            x = run(x, cache)
         logits = self._logits(x if rows is None else x[rows])
         if (cap := self.spec.final_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    @cached_property
+    def _runs(self) -> list[Layer | PackedRun]:
+        return runs(self.layers)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if isinstance(self.embed, Packed):

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvik.models.attention import Attention
 from kvik.models.feed_forward import FeedForward
 from kvik.models.parts import Linear, RMSNorm, StepCache
+from kvik.ops.native_layers import Ends
 from kvik.ops.native_linear import LayerEnd, Norm, Packed, Projection
 
 if TYPE_CHECKING:
@@ -37,12 +38,18 @@ class PackedLayer:
         return all(isinstance(each.weight, Packed) for each in maps)
 
     def __call__(self, x: Tensor, cache: StepCache) -> Tensor:
-        out, _ = cache.attend(self._index, *self._split(x))
+        out, _ = cache.attend(self.index, *self._split(x))
         return self._after(out.reshape(x.shape[0], -1), x)
 
     @cached_property
-    def _index(self) -> int:
+    def index(self) -> int:
+        """Which of the model's layers it is."""
         return self._mixer.layer
+
+    @property
+    def ends(self) -> Ends:
+        """What it does before the cache and after it."""
+        return Ends(self._before, self._after)
 
     @cached_property
     def _split(self) -> Callable[[Tensor], Parts]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvik.errors import ModelError
+from kvik.ops.native_attention import Place
 from kvik.ops.native_linear import Packed, Projection
 
 # A matrix is a tensor, or packed for the native kernels.
@@ -44,6 +45,12 @@ class StepCache(Protocol):
 
         All come before RoPE; rotation, mask, window, scale and softcap happen inside. A latent
         layer gives no v, a shared one neither. Returns [N, H * G, v_dim] and the log-sum-exp.
+        """
+
+    def places(self, layers: Sequence[int]) -> list[Place] | None:
+        """Where the step finds the tokens of these layers, for kernels that run them all in a call.
+
+        None where only :meth:`attend` will do.
         """
 
     def read_state(self, layer: int) -> Tensor:

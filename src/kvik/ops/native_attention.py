@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,13 +102,14 @@ class NativeLayer:
     """A layer that the native kernels can attend: ``plan`` stores, ``spec`` asks.
 
     The two differ for a layer that reads another one's cache. ``scratch`` is what one page of
-    this layer alone takes, in bytes.
+    this layer alone takes, in bytes. Layers of one ``turn`` rotate by the same angles.
     """
 
     spec: LayerSpec
     plan: LayerPlan
     scratch: int
     struct: _Layer
+    turn: int = 0
 
     @classmethod
     def of(cls, spec: LayerSpec, plan: LayerPlan, pages: PageFormat) -> NativeLayer | None:
@@ -139,6 +141,30 @@ class NativeLayer:
             origin,
         )
         return cls(spec, plan, end - origin, struct)
+
+    @property
+    def span(self) -> int | None:
+        """Positions that queries of sinks are turned within, where they are."""
+        return self.plan.kept.span if self.plan.kept.in_cache else None
+
+    @cached_property
+    def address(self) -> int:
+        """Of what the library reads."""
+        return ctypes.addressof(self.struct)
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of a token's queries, keys and values; queries alone if it stores nothing."""
+        stored = self.plan.spec
+        queries = self.spec.heads * stored.k_dim
+        if self.spec.source is not None:
+            return (queries,)
+        return queries, stored.kv_heads * stored.k_dim, stored.kv_heads * stored.v_dim
+
+    @cached_property
+    def mixed(self) -> int:
+        """Channels of a token's output."""
+        return self.spec.heads * self.plan.spec.v_dim
 
 
 class NativeBatch:
@@ -172,14 +198,16 @@ class NativeBatch:
             int(refs.max()) >= pool.numel() // ALIGN or int(refs.min()) < -scratch_pages
         ):
             raise KvikError("a batch's tables name pages that the pool does not have")
-        last = (start + np.diff(row) - 1) // page_tokens
-        if np.diff(table).min(initial=1) < 1 or not np.array_equal(numbers[table[1:] - 1], last):
+        last = (start + row[1:] - row[:-1] - 1) // page_tokens
+        ends = table[1:]
+        if (ends <= table[:-1]).any() or (numbers[ends - 1] != last).any():
             raise KvikError("a batch's tables have no page for its newest tokens")
         self.rows, self.scratch_pages = int(row[-1]), scratch_pages
         self._keep = (pool, *arrays)
-        address = [array.ctypes.data for array in arrays]
+        address = [array.__array_interface__["data"][0] for array in arrays]
         self.struct = _Batch(sequences, *address, pool.data_ptr())
         self.pointer = ctypes.byref(self.struct)
+        self.address = ctypes.addressof(self.struct)
 
 
 @dataclass(frozen=True)
@@ -191,15 +219,57 @@ class Turn:
     second_cos: Tensor | None = None
     second_sin: Tensor | None = None
 
-    def check(self, layer: NativeLayer, rows: int) -> None:
-        """KvikError unless there is one angle for every pair of every row."""
-        rope = layer.spec.rope
-        shape = (rows, 0 if rope is None else rope.dim // 2)
+    def __post_init__(self) -> None:
         for x in (self.cos, self.sin, self.second_cos, self.second_sin):
             if x is not None and (
-                tuple(x.shape) != shape or x.dtype != torch.float32 or not x.is_contiguous()
+                x.shape != self.cos.shape or x.dtype != torch.float32 or not x.is_contiguous()
             ):
-                raise KvikError(f"angles are float32 {list(shape)}, not {list(x.shape)}")
+                raise KvikError(f"angles are float32 {list(self.cos.shape)}, not {list(x.shape)}")
+
+    def check(self, layer: NativeLayer, rows: int) -> None:
+        """KvikError unless there is one angle for every pair of every row."""
+        if self.shape != (rows, layer.struct.rope_dim // 2):
+            shape = [rows, layer.struct.rope_dim // 2]
+            raise KvikError(f"angles are float32 {shape}, not {list(self.shape)}")
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """That of all of them."""
+        return tuple(self.cos.shape)
+
+    @cached_property
+    def addresses(self) -> list[int | None]:
+        """Of cos, sin, and the second pair where there is one."""
+        second = (self.second_cos, self.second_sin)
+        return [x if x is None else x.data_ptr() for x in (self.cos, self.sin, *second)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One layer in one step: what it asks, and where its tokens are.
+
+    ``scratch`` uint8 holds the batch's scratch pages of this layer.
+    """
+
+    layer: NativeLayer
+    batch: NativeBatch
+    turn: Turn
+    scratch: Tensor | None
+
+    def __post_init__(self) -> None:
+        self.turn.check(self.layer, self.batch.rows)
+        if self.batch.scratch_pages:
+            need, have = self.batch.scratch_pages * self.layer.scratch, self.scratch
+            if have is None or have.numel() < need or have.data_ptr() % ALIGN:
+                raise KvikError(
+                    f"{need} bytes of scratch pages are needed, at a multiple of {ALIGN}"
+                )
+
+    def fill(self, to: Any) -> None:
+        """Sets the angles and scratch pages of a structure of the native library."""
+        to.cos, to.sin, to.second_cos, to.second_sin = self.turn.addresses
+        if self.scratch is not None:
+            to.scratch, to.scratch_stride = self.scratch.data_ptr(), self.layer.scratch
 
 
 def _rows(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
@@ -212,22 +282,17 @@ def _rows(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
 
 
 def attend_pages(
-    layer: NativeLayer,
-    batch: NativeBatch,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    turn: Turn,
-    scratch: Tensor | None,
+    place: Place, q: Tensor, k: Tensor | None, v: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Writes k [N, H, D] and v [N, H, Dv] to their pages and attends with q [N, heads, D].
 
-    All come before rotation; k and v None when they are written already. ``scratch`` uint8 holds
-    the batch's scratch pages of this layer. Returns the output [N, heads, Dv] and the log-sum-exp
-    [N, heads]. A row's result is the same to the bit whatever comes with it.
+    All come before rotation; k and v None when they are written already. Returns the output
+    [N, heads, Dv] and the log-sum-exp [N, heads]. A row's result is the same to the bit whatever
+    comes with it.
     """
     lib = library()
     assert lib is not None
+    layer, batch = place.layer, place.batch
     spec, stored, n = layer.spec, layer.plan.spec, batch.rows
     q = _rows(q, (n, spec.heads, stored.k_dim), "q")
     if (k is None) != (v is None):
@@ -238,16 +303,8 @@ def attend_pages(
         v = _rows(v, (n, stored.kv_heads, stored.v_dim), "v")
         step.k, step.v = k.data_ptr(), v.data_ptr()
         step.k_stride, step.v_stride = k.stride(0), v.stride(0)
-    turn.check(layer, n)
     step.q, step.q_stride = q.data_ptr(), q.stride(0)
-    step.cos, step.sin = turn.cos.data_ptr(), turn.sin.data_ptr()
-    if turn.second_cos is not None and turn.second_sin is not None:
-        step.second_cos, step.second_sin = turn.second_cos.data_ptr(), turn.second_sin.data_ptr()
-    if batch.scratch_pages:
-        need = batch.scratch_pages * layer.scratch
-        if scratch is None or scratch.numel() < need or scratch.data_ptr() % ALIGN:
-            raise KvikError(f"{need} bytes of scratch pages are needed, at a multiple of {ALIGN}")
-        step.scratch, step.scratch_stride = scratch.data_ptr(), layer.scratch
+    place.fill(step)
     out = q.new_empty((n, spec.heads, stored.v_dim))
     lse = q.new_empty((n, spec.heads))
     step.out, step.lse = out.data_ptr(), lse.data_ptr()

@@ -71,7 +71,8 @@ class _Finish(Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def packed_library() -> ctypes.CDLL:
+    """The native library, told what its functions for packed weights take."""
     lib = library()
     if lib is None:
         raise KvikError("packed weights need the native library: load the model with dense=True")
@@ -82,6 +83,7 @@ def _library() -> ctypes.CDLL:
         ("kvik_rows", None, (pointer, pointer, many, c_float, pointer)),
         ("kvik_project", None, (pointer, pointer, many, pointer)),
         ("kvik_finish", None, (pointer, pointer, pointer, many, pointer)),
+        ("kvik_layers", None, (pointer, many, many, pointer)),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -112,7 +114,9 @@ class Packed:
             if low < 0 or high >= self.shape[0]:
                 raise KvikError(f"rows {low} to {high} of a matrix of {self.shape[0]} rows")
             ids = ids.contiguous()
-            _library().kvik_rows(self._argument, ids.data_ptr(), len(ids), scale, out.data_ptr())
+            packed_library().kvik_rows(
+                self._argument, ids.data_ptr(), len(ids), scale, out.data_ptr()
+            )
         return out
 
     @cached_property
@@ -125,7 +129,7 @@ def pack(raw: np.ndarray, kind: str, shape: tuple[int, int]) -> Packed:
 
     KvikError when it cannot be packed, is not of that size, or holds NaN or infinity.
     """
-    lib, (rows, cols) = _library(), shape
+    lib, (rows, cols) = packed_library(), shape
     if kind not in PACKABLE:
         raise KvikError(f"tensors of type {kind} cannot be packed; {', '.join(PACKABLE)} can")
     number = PACKABLE[kind]
@@ -158,9 +162,10 @@ class Projection:
     ) -> None:
         if not 1 <= len(weights) <= 3 or len({weight.shape[1] for weight in weights}) > 1:
             raise KvikError("a projection has one to three matrices of one input")
-        self._call = _library().kvik_project
+        self._call = packed_library().kvik_project
         self._kept: list[object] = []
-        self.cols, self.width = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
+        self.cols, self.widths = weights[0].shape[1], tuple(weight.shape[0] for weight in weights)
+        self.width = sum(self.widths)
         args = _Project(norm=_norm(norm, self.cols, self._kept), head_dim=head_dim)
         args.count = len(weights)
         for i, weight in enumerate(weights):
@@ -170,16 +175,16 @@ class Projection:
                     raise KvikError(f"{weight.shape[0]} outputs are no heads of {head_dim}")
                 args.heads[i] = _norm(head_norms[i], head_dim, self._kept)
         self._kept.append(args)
-        self._args = ctypes.addressof(args)
+        self.address = ctypes.addressof(args)
 
     def __call__(self, x: Tensor, *heads: int) -> Tensor:
         """[n, width] from x [n, cols]; as [n, *heads] where that is as many."""
-        n = _checked(x, self.cols)
+        n = checked(x, self.cols)
         out = torch.empty(n, *heads) if heads else torch.empty(n, self.width)
         if out.numel() != n * self.width:
             raise KvikError(f"{self.width} outputs are not {heads}")
         if n:
-            self._call(self._args, x.data_ptr(), n, out.data_ptr())
+            self._call(self.address, x.data_ptr(), n, out.data_ptr())
         return out
 
 
@@ -211,7 +216,7 @@ class LayerEnd:
             )
         if activation not in ACTIVATIONS:
             raise KvikError(f"{activation!r} is no activation; {', '.join(ACTIVATIONS)} are")
-        self._call = _library().kvik_finish
+        self._call = packed_library().kvik_finish
         self._kept: list[object] = []
         self.hidden, kept = hidden, self._kept
         args = _Finish(
@@ -225,20 +230,20 @@ class LayerEnd:
             activation=ACTIVATIONS[activation],
         )
         self._kept.append(args)
-        self._args = ctypes.addressof(args)
+        self.address = ctypes.addressof(args)
 
     def __call__(self, mixed: Tensor, x: Tensor) -> Tensor:
         """The layer's output [n, hidden] from its mixer's, [n, cols], and its input x."""
-        n = _checked(x, self.hidden)
-        if _checked(mixed, self.cols) != n:
+        n = checked(x, self.hidden)
+        if checked(mixed, self.cols) != n:
             raise KvikError(f"{len(mixed)} rows of a mixer come with {n} of the layer's input")
         out = torch.empty(n, self.hidden)
         if n:
-            self._call(self._args, mixed.data_ptr(), x.data_ptr(), n, out.data_ptr())
+            self._call(self.address, mixed.data_ptr(), x.data_ptr(), n, out.data_ptr())
         return out
 
 
-def _checked(x: Tensor, cols: int) -> int:
+def checked(x: Tensor, cols: int) -> int:
     """The rows of an input that the kernels can read."""
     shape = x.shape
     if (

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvik.spec.model import Rope
@@ -10,10 +14,17 @@ from kvik.spec.model import Rope
 
 def angles(rope: Rope, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, rope.dim / 2] at integer ``positions`` [T]."""
-    frequency = torch.tensor(rope.frequencies(), dtype=torch.float64)
-    angle = positions.to(torch.float64).unsqueeze(-1) * frequency
-    factor = rope.attention_factor
-    return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
+    # By numpy: of a single token torch's calls take several times as long as their arithmetic.
+    angle = np.multiply.outer(positions.numpy().astype(np.float64), _frequencies(rope))
+    cos, sin = np.cos(angle), np.sin(angle)
+    if rope.attention_factor != 1.0:
+        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    return torch.from_numpy(cos).to(dtype), torch.from_numpy(sin).to(dtype)
+
+
+@cache
+def _frequencies(rope: Rope) -> NDArray[np.float64]:
+    return np.array(rope.frequencies())
 
 
 def rotate(x: Tensor, rope: Rope | None, cos: Tensor, sin: Tensor) -> Tensor:

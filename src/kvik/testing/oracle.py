@@ -6,6 +6,7 @@ It knows no page, table, tile, chunk or step. For every query it lists the kept 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,6 +76,9 @@ class OracleCache:
     def commit(self) -> None:
         """Ends the step."""
         self.length += self.count
+
+    def places(self, layers: Sequence[int]) -> None:
+        """None: it has no pages."""
 
     def read_state(self, layer: int) -> Tensor:
         """The state [1, *state_shape]."""
