@@ -263,6 +263,13 @@ def test_output_that_cannot_be_written_is_told_and_is_no_bug(words: list[str]) -
     assert done.stderr == "kvik: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_standard_output_that_was_closed_is_no_bug() -> None:
+    line = f"{sys.executable} -m kvik plan llama-3-8b >&-"
+    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_empty_baseline(kvik: Call, tiny_model: Path) -> None:
     done = kvik("compare", str(tiny_model), "--kv", "int8", "--baseline", "")
     assert done.status == 2

@@ -222,6 +222,12 @@ def test_samples_repeat_by_seed_whatever_runs_beside_them(chatty: KvikLM, tiny_m
     assert _generate(alone, ("cat", {**DRAW, "seed": 1})) == _generate(other, ("cat", DRAW))
 
 
+def test_nothing_to_score_is_refused(chatty: KvikLM) -> None:
+    for context in ("", "cat"):
+        with pytest.raises(KvikError, match="a continuation is empty"):
+            chatty.loglikelihood([SimpleNamespace(args=(context, ""))])
+
+
 def test_an_answer_ends_before_the_stop_string(chatty: KvikLM) -> None:
     (whole,) = _generate(chatty, ("river", {**DRAW, "max_gen_toks": 30}))
     stop = whole[4:6]
@@ -284,6 +290,8 @@ def test_the_empty_context_and_the_empty_text(chatty: KvikLM, tiny_model: Path) 
         ({"kv": "int8+nonsense"}, "nonsense"),
         ({"max_length": -3}, "max_length is -3"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"add_bos_token": "maybe"}, "add_bos_token is true or false, not 'maybe'"),
+        ({"dense": "no"}, "dense is true or false, not 'no'"),
         ({"max_gen_toks": "x"}, "max_gen_toks is 'x'"),
     ],
 )

@@ -37,6 +37,36 @@ def test_a_ratio_is_of_the_sums() -> None:
     assert ratio(parts).value == pytest.approx(0.2)
 
 
+def test_a_ratio_over_next_to_nothing_has_no_interval() -> None:
+    """One text with all of the denominator: drawn twice the other, the ratio is anything."""
+    parts = np.asarray([[5.3, 7.32], [0.1, -0.03]])
+    found = ratio(parts, 0.2)
+    assert (found.low, found.high) == (None, None)
+    assert found.value == pytest.approx(5.4 / 7.29)
+    assert ratio(parts).low is None, "a draw divides by less than nothing"
+    even = np.asarray([[5.3, 7.32], [4.1, 6.0]])
+    assert ratio(even, 0.2) == ratio(even)
+    assert ratio(even).low is not None
+
+
+def test_an_interval_ends_where_a_figure_cannot_go() -> None:
+    wide = mean([0.001, 0.002, 0.03])
+    assert wide.low is not None
+    assert wide.low < 0
+    assert wide.above(0.0).low == 0.0
+    assert wide.above(0.0).high == wide.high
+    assert mean([1.5]).above(0.0).low is None
+
+
+def test_skewed_figures_are_held_less_often_than_is_said() -> None:
+    """What docs/eval.md says of lognormal figures."""
+    draw, true = np.random.default_rng(3), float(np.exp(0.5))
+    for count in (3, 10, 30):
+        found = [mean(draw.lognormal(0.0, 1.0, count)) for _ in range(400)]
+        share = np.mean([not estimate.excludes(true) for estimate in found])
+        assert 0.80 <= share <= 0.93
+
+
 def test_one_value_has_no_interval() -> None:
     found = mean([1.5])
     assert (found.value, found.low, found.high) == (1.5, None, None)

@@ -48,6 +48,18 @@ def test_only_what_the_dense_cache_can_do_counts() -> None:
     assert [c["hits"] for c in ours["map"]] == [0.5, None, None]
 
 
+def test_a_text_that_the_dense_cache_hardly_answers_leaves_no_interval() -> None:
+    """Its cell counts by the mean; drawn alone it would be divided by next to nothing."""
+    cells = [
+        cell("needle", n, recipe, {"items": [item(0.5, logp, 1, floor)]})
+        for n, floor in enumerate((-11.0, -1.1))
+        for recipe, logp in (("fp32", -1.0), ("int4", -2.0))
+    ]
+    kept = summarize(cells, ["int4"])[1]["retention"]
+    assert kept["value"] == pytest.approx((9 - 0.9) / 10.1)
+    assert (kept["low"], kept["high"]) == (None, None)
+
+
 def test_what_counts_is_judged_by_the_texts_of_the_row() -> None:
     """A text that failed for one recipe is out of the row, and of what its cells are judged by."""
     cells = [
@@ -92,7 +104,7 @@ def test_streams_give_the_means_of_their_tokens() -> None:
     ]
     row = summarize(cells, ["int4"])[1]
     assert row["kl"]["value"] == pytest.approx(0.1)
-    assert row["kl"]["low"] < 0 < 0.2 < row["kl"]["high"], "two blocks tell next to nothing"
+    assert (row["kl"]["low"], row["kl"]["high"] > 0.2) == (0.0, True), "two blocks tell little"
     assert (row["top1"], row["tokens"]) == (0.75, 64)
     assert row["ppl_ratio"] == pytest.approx(math.exp(0.5))
     assert row["dp_rms"] == pytest.approx(math.exp(-1.5) - math.exp(-2))

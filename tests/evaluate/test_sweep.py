@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,9 +24,10 @@ import pytest
 from kvik.errors import KvikError
 from kvik.evaluate.sweep.cells import Bench, Setup, record
 from kvik.evaluate.sweep.local import Workers
-from kvik.evaluate.sweep.store import FIXED, Store
+from kvik.evaluate.sweep.store import FIXED, SCHEMA, Store
 from kvik.evaluate.sweep.sweep import Prepared, Question, Work, Workforce, prepare, run
 from kvik.evaluate.tasks import Ask, Unit
+from kvik.models import load_model
 
 ASK = Ask(contexts=[300, 400], samples=2, scored=16)
 TASKS = ("kl", "induction")
@@ -152,7 +154,19 @@ def test_more_recipes_and_contexts_only_add(tiny_model: Path, tmp_path: Path) ->
     assert more["rows"] == alone["rows"]
 
 
-@pytest.mark.parametrize("damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n"])
+def test_a_shorter_context_added_later_is_where_the_noise_is_of(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    answer(tiny_model, tmp_path, tasks=["kl", "needle"], ask=Ask([700], 1, [0.5], 16))
+    added = answer(tiny_model, tmp_path, tasks=["kl", "needle"], ask=Ask([400, 700], 1, [0.5], 16))
+    fresh = answer(tiny_model, None, tasks=["kl", "needle"], ask=Ask([400, 700], 1, [0.5], 16))
+    assert added["rows"] == fresh["rows"]
+
+
+DEEP = b'{"task": ' + b"[" * 100_000 + b"\n"
+
+
+@pytest.mark.parametrize("damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n", DEEP])
 def test_a_damaged_line_in_the_middle_is_refused(
     tiny_model: Path, tmp_path: Path, damage: bytes
 ) -> None:
@@ -166,6 +180,45 @@ def test_a_damaged_line_in_the_middle_is_refused(
         Store(path, prepared.header)
 
 
+def test_a_damaged_header_is_not_to_be_removed(tmp_path: Path) -> None:
+    path, header = tmp_path / "results.jsonl", {n: 0 for n in FIXED}
+    header["schema"] = SCHEMA
+    Store(path, header).add(SOUND)
+    head, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(head[:-5] + b"\n" + rest)
+    with pytest.raises(KvikError, match="line 1 is damaged: it says what was asked"):
+        Store(path, header)
+
+
+def test_what_a_folder_was_asked_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    answer(tiny_model, tmp_path, recipes=["int8"], tasks=["kl"], ask=Ask([300], 1, None, 16))
+    early = prepare(question(tiny_model, recipes=["int8"], tasks=["kl"], early=True))
+    with pytest.raises(KvikError, match="another choice of --early"):
+        Store(tmp_path / "results.jsonl", early.header)
+
+
+def test_a_sweep_loads_the_model_for_its_longest_text(tiny_model: Path, tmp_path: Path) -> None:
+    """LongRoPE has other factors for short texts; who goes on with long ones is told."""
+    folder = shutil.copytree(tiny_model, tmp_path / "long")
+    config = json.loads((folder / "config.json").read_text())
+    config["original_max_position_embeddings"] = 800
+    config["rope_scaling"] = {
+        "rope_type": "longrope",
+        "long_factor": [4.0] * 16,
+        "short_factor": [1.0] * 16,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    short, long = (
+        prepare(question(folder, tasks=["kl"], ask=Ask([context], 1, None, 16)))
+        for context in (300, 1000)
+    )
+    assert short.setup.identity == load_model(folder, context=800).identity.hex()
+    assert long.setup.identity == load_model(folder).identity.hex()
+    assert short.setup.identity != long.setup.identity
+    Bench(short.setup)  # which refuses another model than was asked for
+    Bench(long.setup)
+
+
 UNSOUND = {
     "no recipe": {"recipe": None},
     "no values": {"values": {}},
@@ -176,6 +229,7 @@ UNSOUND = {
     "another unit": {"where": {"context": 8, "sample": 0, "scored": 50}},
     "another task": {"task": "nonsense"},
     "negative bytes": {"values": {**VALUES, "kv_bytes": -5}},
+    "more bytes than there are": {"values": {**VALUES, "kv_bytes": 10**30}},
     "negative KL": {"values": {**VALUES, "kl": [-0.5] * 50}},
     "half an agreement": {"values": {**VALUES, "agree": [0.5] * 50}},
     "no items": {"task": "needle", "unit": Unit("needle", UNIT.where).key},

@@ -16,7 +16,7 @@ from kvik.errors import KvikError
 from kvik.models import Model
 from kvik.models.packed_layer import PackedLayer
 from kvik.models.packed_run import AT_ONCE, PackedRun
-from kvik.ops.native_attention import Place, Turn
+from kvik.ops.native_attention import Place
 from kvik.ops.native_layers import LayerRun
 
 from .test_decoder import GEMMA, LAYERS

@@ -47,7 +47,8 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
 
     try:
         status = command.main(args=list(args), prog_name="kvik", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where the caller closed it
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
         return _tell(error.format_message(), 2)
@@ -75,6 +76,8 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
 
 def _let_go() -> None:
     """What is still buffered must not fail again at exit."""
+    if sys.stdout is None:
+        return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

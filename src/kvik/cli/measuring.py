@@ -64,7 +64,11 @@ def compare(model: str, recipes: tuple[str, ...], as_json: bool, **options: Any)
     type=Number(0.0, 1.0),
     help="Where in the context; may be repeated.  [default: .1, .3, .5, .7, .9]",
 )
-@click.option("--scored", type=click.IntRange(1, 2**20), help="Tokens that kl and drift score.")
+@click.option(
+    "--scored",
+    type=click.IntRange(1, 2**20),
+    help="Tokens that kl, length, stream and drift score.",
+)
 @click.option("--text", type=click.Path(), help="UTF-8 text to measure on, not the built-in one.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option("--early", is_flag=True, help="State a question before the context too.")

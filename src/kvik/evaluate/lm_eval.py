@@ -109,11 +109,14 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
             )
         # lm-eval reads the word none, which is a recipe here, as Python's None.
         self.recipe = Recipe.parse("none" if kv is None else str(kv))
+        for name, flag in (("add_bos_token", add_bos_token), ("dense", dense)):
+            if flag not in (None, True, False):
+                raise KvikError(f"{name} is true or false, not {flag!r}")
         if max_length is not None:
             _positive(max_length, "max_length")
         self.max_gen_toks = _positive(max_gen_toks, "max_gen_toks")
         self.batch_size = _batch(batch_size)
-        self.model = load_model(str(pretrained), dense=dense)
+        self.model = load_model(str(pretrained), dense=dense, context=max_length)
         self.plan = self.recipe.resolve(self.model.spec)
         self.tokenizer = self.model.tokenizer
         self.max_length = max_length or self.model.spec.context
@@ -154,6 +157,15 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
         return self.tokenizer.encode(string, bos=bool(bos))
 
     # Log-likelihoods
+
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """ln p of each continuation, and whether it is what the model would say."""
+        if any(not request.args[1] for request in requests):
+            raise KvikError("a continuation is empty: there is nothing to score")
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)
+        return found
 
     def _loglikelihood_tokens(
         self,

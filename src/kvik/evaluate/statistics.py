@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
+
+    def above(self, bound: float) -> Estimate:
+        """The same for a figure that cannot lie below ``bound``."""
+        return self if self.low is None else replace(self, low=max(bound, self.low))
 
     def excludes(self, other: float) -> bool:
         """Whether the interval is there and does not hold ``other``."""
@@ -43,13 +47,21 @@ def mean(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     return ratio(np.stack([wide, np.ones_like(wide)], axis=-1))
 
 
-def ratio(parts: NDArray[np.float64]) -> Estimate:
+def ratio(parts: NDArray[np.float64], least: float = 0.0) -> Estimate:
     """Sum over sum of ``parts`` ``[n, 2]``, which are independent of each other.
 
     A mean of unequal runs is one, and so is a share of totals: no single part with a small
-    denominator can outweigh the others.
+    denominator can outweigh the others. Where draws may have a denominator of only the share
+    ``least`` of the whole one, or none, the figure has no interval.
     """
-    return estimate(parts, lambda drawn: drawn[..., 0].sum(axis=1) / drawn[..., 1].sum(axis=1))
+    bound = least * parts[:, 1].sum()
+
+    def figure(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+        below = drawn[..., 1].sum(axis=1)
+        usable = np.where(below > bound, below, np.nan)
+        return drawn[..., 0].sum(axis=1) / usable  # type: ignore[no-any-return]
+
+    return estimate(parts, figure)
 
 
 def estimate(
@@ -57,7 +69,8 @@ def estimate(
 ) -> Estimate:
     """``figure`` of ``values`` ``[n, m]``, drawn anew along n.
 
-    ``figure`` takes draws ``[draws, n, m]`` and gives ``[draws]``. Few draws are too much alike:
+    ``figure`` takes draws ``[draws, n, m]`` and gives ``[draws]``, NaN where a draw has none: then
+    there is no interval. Few draws are too much alike:
     the percentiles' distances are widened as Student's t and n / (n - 1) ask.
     """
     value, n = float(figure(values[None])[0]), len(values)
@@ -66,7 +79,10 @@ def estimate(
     draw = np.random.default_rng(0)
     picked = values[draw.integers(0, n, (RESAMPLES, n))]
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(figure(picked), [tail, 1 - tail])
+    figures = figure(picked)
+    if np.isnan(figures).any():
+        return Estimate(value, None, None)
+    low, high = np.quantile(figures, [tail, 1 - tail])
     wider = student(n - 1) / NORMAL * math.sqrt(n / (n - 1))
     return Estimate(
         value,

@@ -60,9 +60,9 @@ def work(task: Task, say: Callable[[str, int], None]) -> dict[str, Any]:
     from kvik.evaluate.needle import Needle
     from kvik.models import load_model
 
-    model = load_model(task.model)
-    model.use_threads(task.threads)
     room = session_tokens(task.context)
+    model = load_model(task.model, context=room)
+    model.use_threads(task.threads)
     result: dict[str, Any] = {"recipe": task.recipe}
     rows = []
     for index, ids in enumerate(np.load(task.windows).tolist()):

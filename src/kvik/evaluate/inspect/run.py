@@ -123,7 +123,7 @@ def run(prepared: Prepared, done: Callable[[int], None]) -> dict[str, Any]:
     from kvik.evaluate.inspect.findings import findings
     from kvik.models import load_model
 
-    model = load_model(prepared.path)
+    model = load_model(prepared.path, context=len(prepared.ids))
     layers = [layer_facts(figures) for figures in observe(model, prepared.ids, done)]
     document = {
         "model": shown_name(prepared.model),

@@ -23,6 +23,9 @@ from kvik.evaluate.tasks.recall import Recall
 # Cells of a map count where the dense cache answers: as hits from this share on, by log-probability
 # where the answer is likelier than the floor by so many nats.
 ACCURACY, MARGIN = 0.9, 3.0
+# Retention has an interval where every draw of the texts leaves such a share of the way up to the
+# dense cache: a text on which that is barely above the floor would make it as wide as you like.
+LEAST = 0.2
 
 Cell = Mapping[str, Any]
 Row = dict[str, Any]
@@ -127,7 +130,7 @@ class _Streamed(_Kind):
         agree = np.concatenate([ours[u]["agree"] for u in self.units])
         row: Row = {
             "tokens": len(kl),
-            "kl": asdict(ratio(self.parts(recipe))),
+            "kl": asdict(ratio(self.parts(recipe)).above(0.0)),
             "kl_median": float(np.median(kl)),
             "kl_p99": float(np.quantile(kl, 0.99)),
             "kl_max": float(kl.max()),
@@ -212,7 +215,7 @@ class _Recalled(_Kind):
             "asked": len(hits),
             "hits": float(np.sum(hits)),
             "logp": float(np.mean([i["logp"] for i, _ in scored])) if scored else None,
-            "retention": asdict(ratio(kept)) if scored else None,
+            "retention": asdict(ratio(kept, LEAST)) if scored else None,
             "map": self._map(ours),
         }
 

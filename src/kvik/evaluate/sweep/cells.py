@@ -21,9 +21,13 @@ REPEAT_CHUNK = 37
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to know once. ``identity``: hex digest that its model must have."""
+    """What a worker needs to know once.
+
+    ``context``: tokens of the longest text. ``identity``: hex digest that its model must have.
+    """
 
     model: str
+    context: int
     identity: str
     text: str
     seed: int
@@ -85,7 +89,7 @@ class Bench:
         from kvik.models import load_model
 
         torch.set_grad_enabled(False)
-        model = load_model(setup.model)
+        model = load_model(setup.model, context=setup.context)
         if model.identity.hex() != setup.identity:
             raise KvikError(
                 f"{setup.model} is another model here than where the sweep was started: copy the "

@@ -24,9 +24,9 @@ FIXED = {
     "model_identity": "another model",
     "text_sha256": "another text",
     "tokens_sha256": "another tokenizer",
-    "template": "another prompt template",
     "seed": "another --seed",
     "early": "another choice of --early",
+    "template": "another prompt template",  # which --early changes too
 }
 Key = tuple[str, str, bool]
 
@@ -66,6 +66,11 @@ class Store:
                 if found is None:
                     if number == 0 and not _begun(line):
                         raise KvikError(f"{path} is no file of kvik eval: give another --out")
+                    if number == 0 and file.read(1):
+                        raise KvikError(
+                            f"{path}, line 1 is damaged: it says what was asked, and nothing says "
+                            "it again; give another --out"
+                        )
                     if file.read(1):
                         raise KvikError(
                             f"{path}, line {number + 1} is damaged: remove that line, or give "
@@ -127,7 +132,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(line, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -156,7 +161,7 @@ def _sound(found: Mapping[str, Any]) -> bool:
         return False
     if not isinstance(values, dict) or type(values.get("kv_bytes")) is not int:
         return False
-    if values["kv_bytes"] < 0:
+    if not 0 <= values["kv_bytes"] < 1 << 63:
         return False
     floorless = "" if found["repeat"] else found["recipe"]  # a repetition has no floor
     return task.sound(where, values, floorless)

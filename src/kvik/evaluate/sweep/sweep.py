@@ -55,17 +55,21 @@ class Prepared:
     def jobs(self, store: Store) -> list[Job]:
         """What is still to do, the longest first so that all workers end together."""
         every = tuple(dict.fromkeys((REFERENCE, *self.recipes)))
-        jobs, seen = list[Job](), set[str]()
+        jobs, firsts = list[Job](), _firsts(self.units)
         for unit in self.units:
             recipes = tuple(r for r in every if (unit.key, r, False) not in store.done)
-            first = unit.task not in seen
-            seen.add(unit.task)
-            job = Job(unit, recipes, first and (unit.key, REFERENCE, True) not in store.done)
+            repeat = unit in firsts and (unit.key, REFERENCE, True) not in store.done
+            job = Job(unit, recipes, repeat)
             if not find(unit.task).needs_trace:
                 jobs += job.parts()
             elif job.cells():
                 jobs.append(job)
         return sorted(jobs, key=lambda job: -find(job.unit.task).tokens(job.unit))
+
+
+def _firsts(units: Sequence[Unit]) -> list[Unit]:
+    """The unit of each task that is repeated for the noise floor."""
+    return list({unit.task: unit for unit in reversed(units)}.values())
 
 
 Workforce = Callable[[Prepared], AbstractContextManager[Work]]
@@ -84,11 +88,11 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
     path = sources.resolve(question.model, fetching)
     spec = load_spec(path)
     recipes = resolved(question.recipes, spec)
-    model = load_model(question.model)
-    material = Material(model.tokenizer, text, question.seed, question.early)
     units = tuple(unit for task in tasks for unit in task.units(question.ask))
-    _check_units(material, units)
     longest = max(find(unit.task).tokens(unit) for unit in units)
+    model = load_model(question.model, context=longest)
+    material = Material(model.tokenizer, text, question.seed, question.early)
+    _check_units(material, units)
     check_memory(recipes, spec, longest)
     workers, threads = _share(question, spec, units, path)
     identity = model.identity.hex()
@@ -116,7 +120,7 @@ def prepare(question: Question, fetching: Fetching | None = None) -> Prepared:
             f"{most} samples of up to {longest:,} tokens overlap in a text of "
             f"{len(material.ids):,}: intervals are too narrow; give a longer --text"
         )
-    setup = Setup(question.model, identity, text, question.seed, question.early, threads)
+    setup = Setup(question.model, longest, identity, text, question.seed, question.early, threads)
     return Prepared(question, recipes, units, setup, workers, header, tuple(warnings))
 
 
@@ -206,11 +210,13 @@ def document(prepared: Prepared, store: Store) -> dict[str, Any]:
     """Header, rows and what failed, whatever the order in which the cells were measured."""
     wanted = {unit.key for unit in prepared.units}
     recipes = set(prepared.recipes) | {REFERENCE}
+    # A folder to which a shorter context was added has the repetition of its first one too.
+    repeated = {unit.key for unit in _firsts(prepared.units)}
     order = {unit.key: i for i, unit in enumerate(prepared.units)}
     cells = [
         store.done[at]
         for at in sorted(store.done, key=lambda at: (order.get(at[0], -1), at[1], at[2]))
-        if at[0] in wanted and at[1] in recipes
+        if at[0] in wanted and at[1] in recipes and (not at[2] or at[0] in repeated)
     ]
     failed = [
         {name: record[name] for name in ("task", "where", "recipe", "error")}
