@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "kvik_linear.h"
+#include "kvik_layers.h"
 #include "tests/check.h"
 
 namespace kvik::test {
@@ -60,8 +60,7 @@ public:
         const auto n = static_cast<std::size_t>(row.back());
         const std::size_t heads = static_cast<std::size_t>(layer.heads);
         std::vector<float> out(n * heads * shape_.dim), lse(n * heads);
-        const kvik_batch batch{static_cast<std::int64_t>(count.size()), row.data(), start.data(),
-                               table_.data(), numbers_.data(), refs_.data(), pool_.get()};
+        const kvik_batch batch = step_of(start, row);
         kvik_step step = {};
         step.q = q, step.k = k, step.v = v;
         step.q_stride = std::int64_t{layer.heads} * shape_.dim;
@@ -69,6 +68,13 @@ public:
         step.out = out.data(), step.lse = lse.data();
         kvik_attend(&batch, &layer, &step);
         return out;
+    }
+
+    // Tokens row[b] .. row[b + 1] of sequence b, from position start[b] on.
+    kvik_batch step_of(const std::vector<std::int64_t>& start,
+                       const std::vector<std::int64_t>& row) const {
+        return {static_cast<std::int64_t>(start.size()), row.data(), start.data(), table_.data(),
+                numbers_.data(), refs_.data(), pool_.get()};
     }
 
     kvik_layer layer;

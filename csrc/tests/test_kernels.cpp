@@ -188,6 +188,66 @@ void refusals() {
     CHECK(kvik_pack(0, 1, 8, broken, to, &unit) == -1);
 }
 
+// Layers in one call against their kernels one by one: a prompt, then a token of each sequence.
+void layers_at_once() {
+    constexpr std::int64_t HIDDEN = 256, INNER = 512, LAYERS = 3;
+    const Shape shape{KVIK_INT8, KVIK_INT4, 64, 2, 2, 16, 0, 32};
+    const std::vector<std::int64_t> lengths{40, 1};
+    struct One {
+        Weights q, k, v, o, gate, up, down;
+        std::vector<float> norm;
+        kvik_project_args before = {};
+        kvik_finish_args after;
+        explicit One(std::uint64_t s)
+            : q(named(), 256, HIDDEN, s), k(named(), 128, HIDDEN, s + 1), v(named(), 128, HIDDEN, s + 2),
+              o(named(), HIDDEN, 256, s + 3), gate(named(), INNER, HIDDEN, s + 4),
+              up(named(), INNER, HIDDEN, s + 5), down(named(), HIDDEN, INNER, s + 6),
+              norm(floats(HIDDEN, s + 7)),
+              after{o.matrix, gate.matrix, up.matrix, down.matrix, {}, {norm.data(), 1e-6f}, {}, 0} {
+            before.norm = {norm.data(), 1e-6f};
+            before.matrices[0] = q.matrix, before.matrices[1] = k.matrix;
+            before.matrices[2] = v.matrix, before.count = 3;
+        }
+        static const Type& named() { return type_named("Q4_1"); }
+    };
+    std::vector<std::unique_ptr<One>> weights;
+    std::vector<Paged> here, there;
+    for (std::int64_t i = 0; i < LAYERS; ++i) {
+        weights.emplace_back(new One(20 * static_cast<std::uint64_t>(i) + 1));
+        here.emplace_back(shape, lengths);
+        there.emplace_back(shape, lengths);
+    }
+    const std::vector<std::vector<std::int64_t>> starts{{0, 0}, {39, 0}}, rows{{0, 39}, {0, 1, 2}};
+    for (std::size_t step = 0; step < 2; ++step) {
+        std::vector<std::int64_t> start = starts[step];
+        start.resize(rows[step].size() - 1);
+        const std::int64_t n = rows[step].back();
+        auto x = floats(static_cast<std::size_t>(n * HIDDEN), 99 + step), alone = x;
+        std::vector<kvik_batch> batches;
+        std::vector<kvik_decoder_layer> layers(LAYERS);
+        for (std::int64_t i = 0; i < LAYERS; ++i)
+            batches.push_back(here[i].step_of(start, rows[step]));
+        for (std::int64_t i = 0; i < LAYERS; ++i) {
+            layers[i].before = &weights[i]->before, layers[i].after = &weights[i]->after;
+            layers[i].batch = &batches[i], layers[i].layer = &here[i].layer;
+        }
+        kvik_layers(layers.data(), LAYERS, n, x.data());
+        for (std::int64_t i = 0; i < LAYERS; ++i) {
+            std::vector<float> maps(n * 512), mixed(n * 256), lse(n * 4), out(alone.size());
+            kvik_project(&weights[i]->before, alone.data(), n, maps.data());
+            const kvik_batch batch = there[i].step_of(start, rows[step]);
+            kvik_step one = {};
+            one.q = maps.data(), one.k = one.q + 256, one.v = one.k + 128;
+            one.q_stride = one.k_stride = one.v_stride = 512;
+            one.out = mixed.data(), one.lse = lse.data();
+            kvik_attend(&batch, &there[i].layer, &one);
+            kvik_finish(&weights[i]->after, mixed.data(), alone.data(), n, out.data());
+            alone = out;
+        }
+        CHECK(same(x, alone));
+    }
+}
+
 }  // namespace
 }  // namespace kvik::test
 
@@ -197,6 +257,7 @@ int main() {
         kvik_select_variant(name);
         std::printf("%s\n", name);
         attention_of_all_formats();
+        layers_at_once();
         for (const Type& type : types()) {
             const int before = failures;
             maps(type);

@@ -264,10 +264,19 @@ def test_output_that_cannot_be_written_is_told_and_is_no_bug(words: list[str]) -
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
-def test_standard_output_that_was_closed_is_no_bug() -> None:
-    line = f"{sys.executable} -m kvik plan llama-3-8b >&-"
-    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("words", ["plan llama-3-8b", "run {model} hi --max-new 2"])
+def test_standard_output_that_was_closed_is_no_bug(words: str, tiny_model: Path) -> None:
+    line = f"{sys.executable} -m kvik {words.format(model=tiny_model)}"
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_errors_of_a_closed_standard_error_go_nowhere_else() -> None:
+    line = f"{sys.executable} -m kvik plan no-such-model"
+    done = subprocess.run(["sh", "-c", f"{line} 2>&-"], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_an_empty_baseline(kvik: Call, tiny_model: Path) -> None:

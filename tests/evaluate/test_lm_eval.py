@@ -291,6 +291,7 @@ def test_the_empty_context_and_the_empty_text(chatty: KvikLM, tiny_model: Path) 
         ({"max_length": -3}, "max_length is -3"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"add_bos_token": "maybe"}, "add_bos_token is true or false, not 'maybe'"),
+        ({"add_bos_token": 0}, "add_bos_token is true or false, not 0"),
         ({"dense": "no"}, "dense is true or false, not 'no'"),
         ({"max_gen_toks": "x"}, "max_gen_toks is 'x'"),
     ],

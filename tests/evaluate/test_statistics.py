@@ -61,10 +61,10 @@ def test_an_interval_ends_where_a_figure_cannot_go() -> None:
 def test_skewed_figures_are_held_less_often_than_is_said() -> None:
     """What docs/eval.md says of lognormal figures."""
     draw, true = np.random.default_rng(3), float(np.exp(0.5))
-    for count in (3, 10, 30):
-        found = [mean(draw.lognormal(0.0, 1.0, count)) for _ in range(400)]
+    for count in (3, 5, 10, 30):
+        found = [mean(draw.lognormal(0.0, 1.0, count)) for _ in range(1000)]
         share = np.mean([not estimate.excludes(true) for estimate in found])
-        assert 0.80 <= share <= 0.93
+        assert 0.79 <= share <= 0.91
 
 
 def test_one_value_has_no_interval() -> None:

@@ -108,6 +108,11 @@ def test_hostile_arguments_are_refused() -> None:
     wide = replace(places[0], layer=replace(places[0].layer, spec=replace(SPEC.layers[0], heads=8)))
     with pytest.raises(KvikError, match="layer 0 caches"):
         run(torch.zeros(2, 64), [wide, places[1]])
+    for half in ({"second_cos": places[0].turn.cos}, {"second_sin": places[0].turn.sin}):
+        with pytest.raises(KvikError, match="a cos and a sin"):
+            replace(places[0].turn, **half)
+    with pytest.raises(KvikError, match="at least one layer"):
+        LayerRun([])
     with pytest.raises(KvikError, match="angles are float32"):
         replace(
             places[0], turn=replace(places[0].turn, cos=torch.zeros(3, 4), sin=torch.zeros(3, 4))

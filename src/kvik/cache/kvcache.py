@@ -32,8 +32,9 @@ Streams = dict[Stream, Tensor]
 class KVCache(Sequences):
     """The cache of one model under one plan, for any number of sequences in one pool.
 
-    A step is ``plan`` (allocates, stages), one ``attend`` per layer, then ``commit`` (publishes)
-    or ``abort`` (leaves everything as it was). Between steps sequences can be forked and freed.
+    A step is ``plan`` (allocates, stages), one ``attend`` per layer (or ``places``, for kernels
+    that run several), then ``commit`` (publishes) or ``abort`` (leaves everything as it was).
+    Between steps sequences can be forked and freed.
     """
 
     def __init__(self, plan: Plan, pool: PagePool) -> None:
@@ -134,8 +135,13 @@ class KVCache(Sequences):
 
         None when the native kernels cannot attend one of them.
         """
-        found = [place for layer in layers if (place := self._place(layer, self._now))]
-        return found if len(found) == len(layers) else None
+        step = self._now
+        found = []
+        for layer in layers:
+            if (place := self._place(layer, step)) is None:
+                return None
+            found.append(place)
+        return found
 
     def _place(self, layer: int, step: Step) -> Place | None:
         native = self._native[layer]

@@ -21,6 +21,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def launch(command: click.Command) -> NoReturn:
     """Runs the command on this process's arguments and ends the process."""
+    # A stream that the caller closed is None in Python: what is written to it goes nowhere.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -47,8 +52,7 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
 
     try:
         status = command.main(args=list(args), prog_name="kvik", standalone_mode=False)
-        if sys.stdout is not None:  # as where the caller closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
         return _tell(error.format_message(), 2)
@@ -76,8 +80,6 @@ def guarded(command: click.Command, args: Sequence[str]) -> int:
 
 def _let_go() -> None:
     """What is still buffered must not fail again at exit."""
-    if sys.stdout is None:
-        return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -110,7 +110,7 @@ class KvikLM(TemplateLM):  # type: ignore[misc]
         # lm-eval reads the word none, which is a recipe here, as Python's None.
         self.recipe = Recipe.parse("none" if kv is None else str(kv))
         for name, flag in (("add_bos_token", add_bos_token), ("dense", dense)):
-            if flag not in (None, True, False):
+            if flag is not None and not isinstance(flag, bool):
                 raise KvikError(f"{name} is true or false, not {flag!r}")
         if max_length is not None:
             _positive(max_length, "max_length")

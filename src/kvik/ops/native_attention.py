@@ -220,6 +220,8 @@ class Turn:
     second_sin: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if (self.second_cos is None) != (self.second_sin is None):
+            raise KvikError("the angles of the query that scores sinks are a cos and a sin")
         for x in (self.cos, self.sin, self.second_cos, self.second_sin):
             if x is not None and (
                 x.shape != self.cos.shape or x.dtype != torch.float32 or not x.is_contiguous()

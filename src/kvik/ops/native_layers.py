@@ -37,6 +37,8 @@ class LayerRun:
 
     def __init__(self, layers: Sequence[Ends]) -> None:
         self._layers = tuple(layers)
+        if not layers:
+            raise KvikError("a run has at least one layer")
         if {size for each in layers for size in (each.before.cols, each.after.hidden)} != {
             layers[0].before.cols
         }:
