@@ -48,8 +48,9 @@ and GGUF files of these architectures (Mistral and Mixtral are `llama` there):
 
 A field that changes what a model computes and that kvik does not compute (another activation, an
 unknown RoPE scaling, experts that all tokens share) is refused by its name. Phi-3's LongRoPE has
-factors for short and for long texts; `load_model(path, context=4096)` takes the short ones, without
-it the long ones hold for texts of any length.
+factors for short and for long texts: `load_model(path, context=4096)` takes the short ones, without
+it the long ones hold for texts of any length. `kvik eval`, `compare` and `inspect` choose by the
+longest text that they feed, `kvik-lm-eval` by `max_length`; `run` takes the long ones.
 
 ## Families that can be planned
 

@@ -29,7 +29,7 @@ DECODE_NOTES = (
     "Floor: packed weights once plus all K and V held, over the bandwidth of a plain read loop "
     "with as many threads. Activations, tables and the read of the bandwidth's own noise are not "
     "in it. A model that fits into the last-level cache can be faster than its floor.",
-    "Attention: the layers' calls of the cache alone, with random queries; its bandwidth counts "
+    "Attention: its kernels alone, layer by layer, with random queries; its bandwidth counts "
     "the K and V held.",
 )
 PREFILL_NOTES = (
