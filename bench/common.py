@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from kvik.evaluate.provenance import environment
+from kvik.evaluate.provenance import command, environment
 from kvik.evaluate.text import library_text
 from kvik.models import Model, load_model
 
 # Taken when the code is loaded: a long run must not record a later commit.
 torch.set_num_threads(min(torch.get_num_threads(), 2))
-ENV = environment(torch.get_num_threads()) | {"command": " ".join(["python", *sys.argv])}
+ENV = environment(torch.get_num_threads()) | {
+    "command": command("python", f"bench/{Path(sys.argv[0]).name}")
+}
 
 
 def start(model: str) -> tuple[Model, list[int]]:

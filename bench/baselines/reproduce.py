@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 
 from kvik.errors import KvikError
 from kvik.evaluate.metrics import Rows, log_softmax, score
-from kvik.evaluate.provenance import environment
+from kvik.evaluate.provenance import command, environment
 from kvik.evaluate.text import library_text, windows
 from kvik.machine import usable_cores
 from kvik.models import sources
@@ -317,7 +316,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, default=Path("out/baselines"), help="finished ones")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "baselines.jsonl")
     args = parser.parse_args()
-    env = environment(args.threads) | {"command": shlex.join(["python", *sys.argv])}
+    env = environment(args.threads) | {"command": command("python", "bench/baselines/reproduce.py")}
     protocol = Protocol(**{name: getattr(args, name) for name in asdict(Protocol())})
     model = sources.resolve(args.model)
     if args.part == "quantized":

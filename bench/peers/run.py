@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from stats import ratio, summary
 
 from kvik.bench.bandwidth import read_bandwidth
 from kvik.errors import KvikError
-from kvik.evaluate.provenance import environment
+from kvik.evaluate.provenance import command, environment
 from kvik.machine import usable_cores
 from kvik.models import sources
 
@@ -157,7 +156,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "peers.jsonl")
     args = parser.parse_args()
     given = dict(pair.split("=", 1) for pair in args.model)
-    env = environment(args.threads) | {"command": shlex.join(["python", *sys.argv])}
+    env = environment(args.threads) | {"command": command("python", "bench/peers/run.py")}
     for name in args.rows:
         row = ROWS[name]
         if args.only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from kvik.cache import KVCache, PagePool, choose_slab
 from kvik.cache.swap import swap_in, swap_out
-from kvik.cache.table import Sequence
+from kvik.cache.table import Sequence as CacheSequence
 from kvik.errors import CapacityError, RecipeError
 from kvik.machine import available_memory, human_bytes
 from kvik.models import Model
@@ -63,7 +64,7 @@ class Batch:
         # One more: copying a sequence holds it twice.
         capacity = pool_capacity(plan, load.longest, slab, load.batch + 1)
         self.cache = KVCache(plan, PagePool(plan.page_bytes, capacity, slab_bytes=slab))
-        self.sequences: list[Sequence] = []
+        self.sequences: list[CacheSequence] = []
         self._next = torch.zeros(load.batch, dtype=torch.int64)
 
     @property
@@ -83,7 +84,8 @@ class Batch:
         for start in range(0, self.load.context, CHUNK):
             count = min(CHUNK, self.load.context - start)
             self.cache.plan([first], [count])
-            attend_random(self.model, self.cache, count, draw)
+            for inputs in random_inputs(self.model, count, draw):
+                self.cache.attend(*inputs)
             self.cache.commit()
         held = swap_out(self.cache, [self.cache.fork(first)])
         others = [swap_in(self.cache, held)[0] for _ in range(self.load.batch - 1)]
@@ -103,7 +105,7 @@ class Batch:
         count = len(self.sequences)
         self.cache.plan(self.sequences, [1] * count)
         try:
-            return attend_random(self.model, self.cache, count, draw)
+            return attention_seconds(self.cache, list(random_inputs(self.model, count, draw)))
         finally:
             self.cache.abort()
 
@@ -136,13 +138,11 @@ class Batch:
         self.sequences = []
 
 
-def attend_random(model: Model, cache: KVCache, rows: int, draw: torch.Generator) -> float:
-    """Attention of every layer in a planned step; seconds, without drawing the numbers.
+Inputs = tuple[int, Tensor, Tensor | None, Tensor | None]
 
-    Where the native kernels attend the pages, their calls alone: a step of packed layers makes
-    them without returning to Python.
-    """
-    seconds = 0.0
+
+def random_inputs(model: Model, rows: int, draw: torch.Generator) -> Iterator[Inputs]:
+    """For every layer that caches tokens its number, and random queries, keys and values."""
 
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw).to(model.decoder.dtype)
@@ -154,11 +154,21 @@ def attend_random(model: Model, cache: KVCache, rows: int, draw: torch.Generator
         q = some(rows, layer.heads, layer.k_dim)
         k = some(rows, layer.kv_heads, layer.k_dim) if own else None
         v = some(rows, layer.kv_heads, layer.v_dim) if own and layer.kind != "latent" else None
-        native = cache.places([index]) if q.dtype == torch.float32 else None
-        start = time.perf_counter()
-        if native is None:
+        yield index, q, k, v
+
+
+def attention_seconds(cache: KVCache, inputs: Sequence[Inputs]) -> float:
+    """Of every layer in a planned step, one right after another.
+
+    Where the native kernels attend the pages, their calls alone: a step of packed layers makes
+    them without returning to Python.
+    """
+    native = [index for index, *_ in inputs if inputs[0][1].dtype == torch.float32]
+    places = cache.places(native) if native else None
+    start = time.perf_counter()
+    for i, (index, q, k, v) in enumerate(inputs):
+        if places is None:
             cache.attend(index, q, k, v)
         else:
-            attend_pages(native[0], q, k, v)
-        seconds += time.perf_counter() - start
-    return seconds
+            attend_pages(places[i], q, k, v)
+    return time.perf_counter() - start

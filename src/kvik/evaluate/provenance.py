@@ -60,14 +60,19 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def command() -> str:
-    """The command line as a person would type it; of a whole path only its last part."""
-    return shlex.join(["kvik", *map(_shown_word, sys.argv[1:])])
+def command(*program: str) -> str:
+    """The command line as a person would type it; of a whole path only its last part.
+
+    ``program`` is what stands before the arguments, ``kvik`` unless given.
+    """
+    return shlex.join([*(program or ("kvik",)), *map(_shown_word, sys.argv[1:])])
 
 
 def _shown_word(word: str) -> str:
-    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return option + sign + (Path(value).name if Path(value).is_absolute() else value)
+    if Path(word).is_absolute():
+        return Path(word).name
+    name, sign, value = word.partition("=")
+    return name + sign + Path(value).name if sign and Path(value).is_absolute() else word
 
 
 def shown_name(model: str) -> str:
