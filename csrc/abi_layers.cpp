@@ -8,12 +8,6 @@
 
 namespace {
 
-std::int64_t width(const kvik_project_args& maps) {
-    std::int64_t sum = 0;
-    for (int i = 0; i < maps.count; ++i) sum += maps.matrices[i].rows;
-    return sum;
-}
-
 // What the layers need between their kernels, kept from call to call.
 struct Room {
     std::vector<float> projected, mixed, lse;
@@ -22,7 +16,7 @@ struct Room {
         to.resize(std::max(to.size(), static_cast<std::size_t>(size)));
     }
     void fit(const kvik_decoder_layer& layer, std::int64_t n) {
-        grow(projected, n * width(*layer.before));
+        grow(projected, n * kvik::width(*layer.before));
         grow(mixed, n * layer.layer->heads * layer.layer->v.dim);
         grow(lse, n * layer.layer->heads);
     }
@@ -33,7 +27,7 @@ void run(const kvik_decoder_layer& one, std::int64_t n, float* x, Room& room) {
     const kvik_project_args& before = *one.before;
     kernels.linear.project(before, x, n, room.projected.data());
     const float* const q = room.projected.data();
-    const std::int64_t stride = width(before);
+    const std::int64_t stride = kvik::width(before);
     kvik_step step{q, nullptr, nullptr, stride, stride, stride, one.cos, one.sin,
                    one.second_cos, one.second_sin, one.scratch, one.scratch_stride,
                    room.mixed.data(), room.lse.data()};

@@ -11,6 +11,13 @@
 
 namespace kvik {
 
+// Outputs of a row: those of all its matrices. Static: each instruction set needs its own copy.
+static inline std::int64_t width(const kvik_project_args& maps) {
+    std::int64_t sum = 0;
+    for (int i = 0; i < maps.count; ++i) sum += maps.matrices[i].rows;
+    return sum;
+}
+
 struct LinearKernels {
     void (*exp)(const float* x, float* y, std::int64_t count);  // y = e^x; count a multiple of 8
     std::int64_t (*packed_bytes)(int type, std::int64_t rows, std::int64_t cols);

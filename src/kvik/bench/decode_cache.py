@@ -163,8 +163,8 @@ def attention_seconds(cache: KVCache, inputs: Sequence[Inputs]) -> float:
     Where the native kernels attend the pages, their calls alone: a step of packed layers makes
     them without returning to Python.
     """
-    native = [index for index, *_ in inputs if inputs[0][1].dtype == torch.float32]
-    places = cache.places(native) if native else None
+    native = all(q.dtype == torch.float32 for _, q, *_ in inputs)
+    places = cache.places([index for index, *_ in inputs]) if native else None
     start = time.perf_counter()
     for i, (index, q, k, v) in enumerate(inputs):
         if places is None:

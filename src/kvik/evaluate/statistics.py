@@ -70,8 +70,8 @@ def estimate(
     """``figure`` of ``values`` ``[n, m]``, drawn anew along n.
 
     ``figure`` takes draws ``[draws, n, m]`` and gives ``[draws]``, NaN where a draw has none: then
-    there is no interval. Few draws are too much alike:
-    the percentiles' distances are widened as Student's t and n / (n - 1) ask.
+    there is no interval. Few draws are too much alike: the percentiles' distances are widened as
+    Student's t and n / (n - 1) ask.
     """
     value, n = float(figure(values[None])[0]), len(values)
     if n < 2:

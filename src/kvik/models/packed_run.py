@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -47,9 +46,11 @@ class PackedRun:
 def runs(layers: Iterable[Layer | PackedLayer]) -> list[Layer | PackedRun]:
     """The layers in their order, packed neighbours together."""
     found: list[Layer | PackedRun] = []
-    for packed, some in groupby(layers, lambda layer: isinstance(layer, PackedLayer)):
-        if packed:
-            found.append(PackedRun(tuple(each for each in some if isinstance(each, PackedLayer))))
+    for layer in layers:
+        if not isinstance(layer, PackedLayer):
+            found.append(layer)
+        elif found and isinstance(last := found[-1], PackedRun):
+            found[-1] = PackedRun((*last.layers, layer))
         else:
-            found.extend(each for each in some if not isinstance(each, PackedLayer))
+            found.append(PackedRun((layer,)))
     return found

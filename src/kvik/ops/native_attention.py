@@ -206,7 +206,6 @@ class NativeBatch:
         self._keep = (pool, *arrays)
         address = [array.__array_interface__["data"][0] for array in arrays]
         self.struct = _Batch(sequences, *address, pool.data_ptr())
-        self.pointer = ctypes.byref(self.struct)
         self.address = ctypes.addressof(self.struct)
 
 
@@ -310,7 +309,7 @@ def attend_pages(
     out = q.new_empty((n, spec.heads, stored.v_dim))
     lse = q.new_empty((n, spec.heads))
     step.out, step.lse = out.data_ptr(), lse.data_ptr()
-    lib.kvik_attend(batch.pointer, ctypes.byref(layer.struct), ctypes.byref(step))
+    lib.kvik_attend(ctypes.byref(batch.struct), ctypes.byref(layer.struct), ctypes.byref(step))
     return out, lse
 
 

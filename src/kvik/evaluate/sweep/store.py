@@ -66,24 +66,13 @@ class Store:
                 if found is None:
                     if number == 0 and not _begun(line):
                         raise KvikError(f"{path} is no file of kvik eval: give another --out")
-                    if number == 0 and file.read(1):
-                        raise KvikError(
-                            f"{path}, line 1 is damaged: it says what was asked, and nothing says "
-                            "it again; give another --out"
-                        )
                     if file.read(1):
-                        raise KvikError(
-                            f"{path}, line {number + 1} is damaged: remove that line, or give "
-                            "another --out"
-                        )
+                        raise _damaged(path, number)
                     break
                 if number == 0:
                     _same_question(path, found, header)
                 elif not _sound(found) or not self._alike(found):
-                    raise KvikError(
-                        f"{path}, line {number + 1} is damaged: remove that line, or give "
-                        "another --out"
-                    )
+                    raise _damaged(path, number)
                 elif "values" in found:
                     self.done[key(found)] = found
                 whole += len(line)
@@ -124,6 +113,18 @@ class Store:
                 f"cannot write {self._path}: {error.strerror or error}; what was measured before "
                 "is kept, and the same command goes on from there"
             ) from None
+
+
+def _damaged(path: Path, number: int) -> KvikError:
+    """What to do about a line, counted from 0; without the first one nobody knows the question."""
+    if number == 0:
+        return KvikError(
+            f"{path}, line 1 is damaged: it says what was asked, and nothing says it again; give "
+            "another --out"
+        )
+    return KvikError(
+        f"{path}, line {number + 1} is damaged: remove that line, or give another --out"
+    )
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
