@@ -155,7 +155,7 @@ static inline f8 load_bfloat(const std::uint16_t* p) {
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(x, 16))};
 }
-static inline void prefetch(const void* p) { __builtin_prefetch(p); }
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Eight tokens' codes [8][16], from src[i] + at, as pairs of neighbours: row j of the result, at
 // to + j * stride, holds pair j of all eight tokens, widened to 16 bits.

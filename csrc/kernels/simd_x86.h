@@ -141,7 +141,7 @@ static inline f8 load_bfloat(const std::uint16_t* p) {
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16))};
 }
 static inline void prefetch(const void* p) {
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 
 // Eight tokens' codes [8][16], from src[i] + at, as pairs of neighbours: row j of the result, at

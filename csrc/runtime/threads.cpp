@@ -50,8 +50,9 @@ public:
         for (auto& thread : threads_) thread.join();
     }
 
-    void run(std::int64_t items, Task task, void* context) {
+    void run(std::int64_t items, bool ahead, Task task, void* context) {
         task_ = task;
+        ahead_ = ahead;
         context_ = context;
         items_ = items;
         next_.store(0);
@@ -72,8 +73,16 @@ public:
     }
 
 private:
+    std::int64_t take() {
+        const std::int64_t item = next_.fetch_add(1);
+        return item < items_ ? item : -1;
+    }
     void drain() {
-        for (std::int64_t i; (i = next_.fetch_add(1)) < items_;) task_(context_, i);
+        for (std::int64_t item = take(); item >= 0;) {
+            const std::int64_t next = ahead_ ? take() : -1;
+            task_(context_, item, next);
+            item = ahead_ ? next : take();
+        }
     }
 
     void work() {
@@ -111,6 +120,7 @@ private:
     std::atomic<int> running_{0}, asleep_{0};
     std::atomic<bool> open_{false}, stop_{false};
     Task task_ = nullptr;
+    bool ahead_ = false;
     void* context_ = nullptr;
     std::int64_t items_ = 0;
 };
@@ -136,7 +146,7 @@ const int registered = pthread_atfork(before_fork, in_parent, in_child);
 #endif
 
 void serial(std::int64_t items, Task task, void* context) {
-    for (std::int64_t i = 0; i < items; ++i) task(context, i);
+    for (std::int64_t i = 0; i < items; ++i) task(context, i, i + 1 < items ? i + 1 : -1);
 }
 
 }  // namespace
@@ -152,13 +162,13 @@ void set_thread_count(int count) {
     wanted = count;
 }
 
-void parallel(std::int64_t items, Task task, void* context) {
+void parallel(std::int64_t items, bool ahead, Task task, void* context) {
     if (items <= 1 || wanted == 1 || inside) return serial(items, task, context);
     std::unique_lock lock(gate(), std::try_to_lock);
     if (!lock) return serial(items, task, context);
     if (!pool) pool = new Pool(wanted - 1);
     inside = true;
-    pool->run(items, task, context);
+    pool->run(items, ahead, task, context);
     inside = false;
 }
 
