@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 #include <immintrin.h>

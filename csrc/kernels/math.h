@@ -1,20 +1,31 @@
 // exp and what follows from it; included inside a variant's namespace after simd.h.
 
+// `a` in all lanes of an F.
+template <class F>
+static inline F all(float a) {
+#if defined(KVIK_AVX512)
+    if constexpr (std::is_same_v<F, f16x>) return splat_16(a);
+    else
+#endif
+        return splat(a);
+}
+
 // e^x, relative error below 3e-7; exactly 0 for x <= -87.4 (also -inf), exactly 1 for 0.
 // Cody and Waite's reduction with a degree-6 polynomial (minimax on [-ln2/2, ln2/2]).
-static inline f8 exp(f8 x) {
-    const f8 low = splat(-87.33654f);
-    const f8 y = max(low, min(splat(88.02f), x));  // in this order a NaN stays one
-    const f8 n = round(y * splat(1.44269504f));
-    f8 r = fma(n, splat(-0.693359375f), y);
-    r = fma(n, splat(2.12194440e-4f), r);
-    f8 p = splat(1.9875691500e-4f);
-    p = fma(p, r, splat(1.3981999507e-3f));
-    p = fma(p, r, splat(8.3334519073e-3f));
-    p = fma(p, r, splat(4.1665795894e-2f));
-    p = fma(p, r, splat(1.6666665459e-1f));
-    p = fma(p, r, splat(5.0000001201e-1f));
-    p = fma(p, r * r, r + splat(1.0f));
+template <class F>
+static inline F exp(F x) {
+    const F low = all<F>(-87.33654f);
+    const F y = max(low, min(all<F>(88.02f), x));  // in this order a NaN stays one
+    const F n = round(y * all<F>(1.44269504f));
+    F r = fma(n, all<F>(-0.693359375f), y);
+    r = fma(n, all<F>(2.12194440e-4f), r);
+    F p = all<F>(1.9875691500e-4f);
+    p = fma(p, r, all<F>(1.3981999507e-3f));
+    p = fma(p, r, all<F>(8.3334519073e-3f));
+    p = fma(p, r, all<F>(4.1665795894e-2f));
+    p = fma(p, r, all<F>(1.6666665459e-1f));
+    p = fma(p, r, all<F>(5.0000001201e-1f));
+    p = fma(p, r * r, r + all<F>(1.0f));
     return zero_below(x, low, p * power(n));
 }
 static inline float exp(float x) {

@@ -217,3 +217,32 @@ static inline void store_narrow(std::int16_t* p, i8x a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1)));
 }
+
+#if defined(KVIK_AVX512)
+// Sixteen floats, where there is something to gain from them: the same arithmetic twice.
+struct f16x { __m512 v; };
+
+static inline f16x load_16(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, f16x a) { _mm512_storeu_ps(p, a.v); }
+static inline f16x splat_16(float a) { return {_mm512_set1_ps(a)}; }
+static inline f16x operator+(f16x a, f16x b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline f16x operator-(f16x a, f16x b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline f16x operator*(f16x a, f16x b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline f16x fma(f16x a, f16x b, f16x c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline f16x max(f16x a, f16x b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline f16x min(f16x a, f16x b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline f16x round(f16x a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+static inline f16x zero_below(f16x x, f16x low, f16x a) {
+    return {_mm512_mask_mov_ps(a.v, _mm512_cmp_ps_mask(x.v, low.v, _CMP_LT_OQ), _mm512_setzero_ps())};
+}
+static inline f16x power(f16x n) {
+    const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+}
+static inline f8 first_8(f16x a) { return {_mm512_castps512_ps256(a.v)}; }
+static inline f8 last_8(f16x a) {
+    return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))};
+}
+#endif

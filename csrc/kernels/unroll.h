@@ -29,6 +29,13 @@ static inline void unroll(F&& body) {
 #define KVIK_UNROLL_4
 #endif
 
+// A part of a kernel that is never a call of its own, for lambdas.
+#if defined(__GNUC__) || defined(__clang__)
+#define KVIK_PART __attribute__((always_inline))
+#else
+#define KVIK_PART
+#endif
+
 // A kernel that keeps its registers to itself instead of being drawn into its caller.
 #if defined(_MSC_VER)
 #define KVIK_ALONE __declspec(noinline)

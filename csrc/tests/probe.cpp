@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 #include <immintrin.h>
 #elif defined(KVIK_NEON)
