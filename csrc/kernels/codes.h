@@ -1,10 +1,5 @@
 // What unpacking weights needs beyond simd.h; included inside a variant's namespace.
 
-static inline i8x isplat(std::int32_t a) {
-    std::int32_t lanes[8] = {a, a, a, a, a, a, a, a};
-    return load(lanes);
-}
-
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 static inline s16 operator|(s16 a, s16 b) { return {_mm256_or_si256(a.v, b.v)}; }
 // 16 where bit T of a 16-bit number is set, else 0.

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <vector>
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 #include <immintrin.h>
@@ -24,6 +23,7 @@
 
 namespace kvik::KVIK_VARIANT {
 #include "kernels/simd.h"
+#include "kernels/lanes.h"
 #include "kernels/math.h"
 #include "kernels/unroll.h"
 

@@ -241,6 +241,23 @@ static inline f16x power(f16x n) {
     const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
 }
+struct i16x { __m512i v; };  // 16 x int32
+struct s32x { __m512i v; };  // 32 x int16
+static inline s32x load_16(const std::int16_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline s32x splat_pair_16(const std::int16_t* p) {
+    std::int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return {_mm512_set1_epi32(pair)};
+}
+static inline i16x izero_16() { return {_mm512_setzero_si512()}; }
+static inline i16x isplat_16(std::int32_t a) { return {_mm512_set1_epi32(a)}; }
+static inline void in_order(i16x& a) { asm volatile("" : "+v"(a.v)); }
+static inline i16x dot(s32x a, s32x b, i16x c) { return {_mm512_dpwssd_epi32(c.v, a.v, b.v)}; }
+static inline void add_dot(s32x a, s32x b, i16x& c) {
+    c = dot(a, b, c);
+    in_order(c);
+}
+static inline f16x to_float(i16x a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline f8 first_8(f16x a) { return {_mm512_castps512_ps256(a.v)}; }
 static inline f8 last_8(f16x a) {
     return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))};

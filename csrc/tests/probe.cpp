@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #if defined(KVIK_AVX2) || defined(KVIK_AVX512)
 #include <immintrin.h>
 #elif defined(KVIK_NEON)
@@ -17,6 +16,7 @@
 
 namespace kvik::KVIK_VARIANT {
 #include "kernels/simd.h"
+#include "kernels/lanes.h"
 #include "kernels/math.h"
 
 namespace {
