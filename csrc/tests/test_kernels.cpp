@@ -122,6 +122,31 @@ void attention_of_all_formats() {
     for (int dim : {16, 48, 96, 128, 256}) attend({KVIK_INT8, KVIK_INT4, dim, 1, 2, 32}, seed += 3);
 }
 
+// A long sequence beside a short one, whose heads share items of work: the same bits from every
+// variant and number of threads.
+void many_ranges(std::vector<std::vector<float>>& seen) {
+    std::size_t at = 0;
+    for (const int kv_heads : {1, 3, 5})
+        for (const int group : {1, 4})
+            for (const int dim : {64, 80, 128}) {
+                const int v = dim % 32 ? KVIK_INT8 : KVIK_INT4;
+                const Shape shape{KVIK_INT8, v, dim, kv_heads, group, 16, 0, dim == 80 ? 16 : dim};
+                const std::size_t row = static_cast<std::size_t>(kv_heads) * dim;
+                const auto k = floats(1802 * row, 11), q = floats(1802 * row * group, 12);
+                for (const int threads : {1, 2, 3}) {
+                    kvik_set_threads(threads);
+                    Paged paged(shape, {1700, 102});
+                    paged.layer.window = 1;  // while it is filled
+                    paged.attend({0, 0}, {1699, 101}, q.data(), k.data(), k.data());
+                    paged.layer.window = 0;
+                    const auto out = paged.attend({1699, 101}, {1, 1}, q.data(), k.data(), k.data());
+                    if (at == seen.size()) seen.push_back(out);
+                    CHECK(same(seen[at], out));
+                }
+                ++at;
+            }
+}
+
 void maps(const Type& type) {
     constexpr std::int64_t ROWS = 29, COLS = 512, N = 9;
     const Weights weights(type, ROWS, COLS, 7);
@@ -253,10 +278,12 @@ void layers_at_once() {
 
 int main() {
     using namespace kvik::test;
+    std::vector<std::vector<float>> seen;
     for (int i = 0; const char* name = kvik_usable_variant(i); ++i) {
         kvik_select_variant(name);
         std::printf("%s\n", name);
         attention_of_all_formats();
+        many_ranges(seen);
         layers_at_once();
         for (const Type& type : types()) {
             const int before = failures;

@@ -29,11 +29,29 @@ bool once(std::int64_t items) {
     return true;
 }
 
+// The same of items that are taken ahead: what a thread is told comes next is what it does next.
+bool once_ahead(std::int64_t items) {
+    std::array<std::atomic<int>, 70> done{};
+    std::atomic<int> surprises{0};
+    static std::atomic<int> runs{0};
+    const int run = ++runs;
+    parallel_ahead(items, [&](std::int64_t i, std::int64_t next) {
+        static thread_local int mine = 0;
+        static thread_local std::int64_t told = -1;
+        if (mine == run && told != i) surprises.fetch_add(1);
+        mine = run, told = next;
+        done[static_cast<std::size_t>(i)].fetch_add(1);
+    });
+    for (std::int64_t i = 0; i < items; ++i)
+        if (done[static_cast<std::size_t>(i)].load() != 1) return false;
+    return surprises.load() == 0;
+}
+
 void many_runs() {
     for (int threads : {1, 2, 3, 4, 7}) {
         set_thread_count(threads);
         CHECK(thread_count() == threads);
-        for (int run = 0; run < 1500; ++run) CHECK(once(run % 70));
+        for (int run = 0; run < 1500; ++run) CHECK(once(run % 70) && once_ahead(run % 70));
     }
     set_thread_count(0);
     CHECK(thread_count() == 1);

@@ -241,15 +241,27 @@ def test_explicit_entries_equal_the_reference(sinks: int, softcap: float | None)
     assert (mass - reference.mass(q, at, keys, scoring, exact_lse, q_sinks)).abs().max() <= 1e-4
 
 
-def test_every_variant_gives_the_same_bits() -> None:
+@pytest.mark.parametrize(
+    ("recipe", "dim", "heads", "kv"),
+    [
+        ("int8/int4", 64, 6, 2),
+        ("int4", 64, 9, 3),
+        ("int8", 80, 4, 4),
+        ("int4/int8", 96, 8, 2),
+        ("fp16", 128, 5, 5),
+        ("bf16/int4:range=asym", 256, 4, 1),
+        ("int8:range=asym+sinks:4+window:300", 64, 15, 3),
+    ],
+)
+def test_every_variant_gives_the_same_bits(recipe: str, dim: int, heads: int, kv: int) -> None:
     assert LIBRARY is not None
-    spec = model(layer())
-    inputs = streams(spec, 300)
+    spec = model(layer(dim, heads, kv))
+    inputs = streams(spec, 700)
     used, found = native.variant(LIBRARY), []
     try:
         for name in native.variants(LIBRARY):
             native.select(LIBRARY, name)
-            found.append(run(cache_of(spec, "int8/int4"), inputs, [280] + [1] * 20)[0][0])
+            found.append(run(cache_of(spec, recipe), inputs, [680] + [1] * 20)[0][0])
     finally:
         native.select(LIBRARY, used)
     assert all(torch.equal(found[0], other) for other in found[1:])
