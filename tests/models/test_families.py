@@ -173,7 +173,11 @@ def test_greedy_texts_are_transformers(family: str, tmp_path: Path) -> None:
     text = torch.tensor(prompt + chosen)
     wanted = reference(theirs, text)[len(prompt) - 1 : -1]
     torch.testing.assert_close(rows, wanted, atol=1e-4, rtol=0)
-    assert chosen == wanted.argmax(-1).tolist()
+    # Where two tokens are as near as rounding, which one is first is the processor's affair.
+    top = wanted.topk(2).values
+    clear = top[:, 0] - top[:, 1] > 2 * (rows - wanted).abs().max()
+    assert clear.float().mean() > 0.95
+    assert torch.equal(torch.tensor(chosen)[clear], wanted.argmax(-1)[clear])
     assert len(set(chosen)) > 1, "a text that says nothing"
 
 

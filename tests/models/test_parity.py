@@ -217,9 +217,15 @@ def test_real_models_agree_with_transformers(name: str) -> None:
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     theirs = kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
     wanted = reference(theirs.eval(), torch.cat([prompt, *chosen[:-1]]))
-    assert (torch.cat(rows) - wanted).abs().max() < 1e-3
-    # Each token is transformers' choice after those before it: its greedy text is the same.
-    assert torch.equal(torch.cat(chosen), wanted[len(prompt) - 1 :].argmax(-1))
+    off = (torch.cat(rows) - wanted).abs().max()
+    assert off < 1e-3
+    # Each token is transformers' choice after those before it: its greedy text is the same, where
+    # two tokens are not as near as rounding.
+    after = wanted[len(prompt) - 1 :]
+    top = after.topk(2).values
+    clear = top[:, 0] - top[:, 1] > 2 * off
+    assert clear.float().mean() > 0.95
+    assert torch.equal(torch.cat(chosen)[clear], after.argmax(-1)[clear])
     assert torch.nn.functional.cross_entropy(wanted[: len(prompt) - 1], prompt[1:]) < NLL[name]
 
 
