@@ -37,3 +37,4 @@ using Widest = f16x;
 #else
 using Widest = f8;
 #endif
+constexpr int LANES = Lanes<Widest>::COUNT;

@@ -16,6 +16,7 @@ from kvik.models.decoder import Decoder
 from kvik.models.model import Model, load_model
 from kvik.models.weights import load_weights
 from kvik.spec import load_spec
+from kvik.testing.choices import clear_choices
 
 from .dense_cache import DenseCache
 
@@ -222,8 +223,7 @@ def test_real_models_agree_with_transformers(name: str) -> None:
     # Each token is transformers' choice after those before it: its greedy text is the same, where
     # two tokens are not as near as rounding.
     after = wanted[len(prompt) - 1 :]
-    top = after.topk(2).values
-    clear = top[:, 0] - top[:, 1] > 2 * off
+    clear = clear_choices(after, float(off))
     assert clear.float().mean() > 0.95
     assert torch.equal(torch.cat(chosen)[clear], after.argmax(-1)[clear])
     assert torch.nn.functional.cross_entropy(wanted[: len(prompt) - 1], prompt[1:]) < NLL[name]
