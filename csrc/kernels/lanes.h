@@ -19,6 +19,10 @@ struct Lanes<f8> {
     static Ints all_ints(std::int32_t a) { return isplat(a); }
     static Pairs pairs(const std::int16_t* p) { return KVIK_VARIANT::load(p); }
     static Pairs all_pairs(const std::int16_t* p) { return splat_pair(p); }
+    template <class G>
+    static void each_8(f8 a, const G& g) {
+        g(a);
+    }
 };
 #if defined(KVIK_AVX512)
 template <>
@@ -32,6 +36,11 @@ struct Lanes<f16x> {
     static Ints all_ints(std::int32_t a) { return isplat_16(a); }
     static Pairs pairs(const std::int16_t* p) { return load_16(p); }
     static Pairs all_pairs(const std::int16_t* p) { return splat_pair_16(p); }
+    template <class G>
+    static void each_8(f16x a, const G& g) {
+        g(first_8(a));
+        g(last_8(a));
+    }
 };
 using Widest = f16x;
 #else

@@ -215,18 +215,25 @@ static inline void transpose(f8 x[8]) {
         x[i + 4] = {q[1][i], q[3][i]};
     }
 }
-// Sixteen bytes of two 4-bit codes each, as 32 bytes of one, the low half of each byte first.
+// Sixteen bytes of two 4-bit codes each, as 32 bytes of a code less LESS, the low half of each first.
+template <int LESS>
 static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
-    const uint8x16_t x = vld1q_u8(from);
-    const uint8x16_t low = vandq_u8(x, vdupq_n_u8(15)), high = vshrq_n_u8(x, 4);
+    const uint8x16_t x = vld1q_u8(from), less = vdupq_n_u8(LESS);
+    const uint8x16_t low = vsubq_u8(vandq_u8(x, vdupq_n_u8(15)), less);
+    const uint8x16_t high = vsubq_u8(vshrq_n_u8(x, 4), less);
     vst1q_u8(to, vzip1q_u8(low, high));
     vst1q_u8(to + 16, vzip2q_u8(low, high));
 }
-// The same, the low halves of all bytes first.
-static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
-    const uint8x16_t x = vld1q_u8(from);
-    vst1q_u8(to, vandq_u8(x, vdupq_n_u8(15)));
-    vst1q_u8(to + 16, vshrq_n_u8(x, 4));
+// Sixteen bytes at a and at b, widened, unsigned ones less 128: a pair of each two, those of the
+// first eight and the last.
+template <bool SIGNED>
+static inline void pair_up(const std::uint8_t* a, const std::uint8_t* b, s16& first, s16& last) {
+    const uint8x16_t turned = vdupq_n_u8(SIGNED ? 0 : 128);
+    const int8x16_t x = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(a), turned));
+    const int8x16_t y = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(b), turned));
+    const int8x16_t low = vzip1q_s8(x, y), high = vzip2q_s8(x, y);
+    first = {vmovl_s8(vget_low_s8(low)), vmovl_high_s8(low)};
+    last = {vmovl_s8(vget_low_s8(high)), vmovl_high_s8(high)};
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x x) {

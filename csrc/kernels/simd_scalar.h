@@ -156,16 +156,21 @@ static inline void transpose(f8 x[8]) {
     for (int i = 0; i < 8; ++i)
         for (int j = 0; j < i; ++j) std::swap(x[i].v[j], x[j].v[i]);
 }
+template <int LESS>
 static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     KVIK_EACH(16) {
-        to[2 * i] = from[i] & 15;
-        to[2 * i + 1] = from[i] >> 4;
+        to[2 * i] = static_cast<std::uint8_t>((from[i] & 15) - LESS);
+        to[2 * i + 1] = static_cast<std::uint8_t>((from[i] >> 4) - LESS);
     }
 }
-static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
+template <bool SIGNED>
+static inline void pair_up(const std::uint8_t* a, const std::uint8_t* b, s16& first, s16& last) {
     KVIK_EACH(16) {
-        to[i] = from[i] & 15;
-        to[16 + i] = from[i] >> 4;
+        const std::uint8_t* from = i % 2 ? b : a;
+        for (int half = 0; half < 2; ++half) {
+            const std::uint8_t code = from[8 * half + i / 2];
+            (half ? last : first).v[i] = static_cast<std::int8_t>(SIGNED ? code : code ^ 128);
+        }
     }
 }
 static inline void store_narrow(std::int16_t* p, i8x a) {

@@ -197,20 +197,31 @@ static inline void transpose(f8 x[8]) {
         x[i + 4].v = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
     }
 }
-// Sixteen bytes of two 4-bit codes each, as 32 bytes of one, the low half of each byte first.
+// Sixteen bytes of two 4-bit codes each, as 32 bytes of a code less LESS, the low half of each first.
+template <int LESS>
 static inline void split_nibbles(const std::uint8_t* from, std::uint8_t* to) {
     const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    const __m128i mask = _mm_set1_epi8(15);
-    const __m128i low = _mm_and_si128(v, mask);
-    const __m128i high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(low, high));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi8(low, high));
+    const __m128i mask = _mm_set1_epi8(15), less = _mm_set1_epi8(LESS);
+    const __m128i low = _mm_and_si128(v, mask), high = _mm_and_si128(_mm_srli_epi16(v, 4), mask);
+    const auto put = [&](__m128i codes, std::uint8_t* at) {
+        if (LESS) codes = _mm_sub_epi8(codes, less);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), codes);
+    };
+    put(_mm_unpacklo_epi8(low, high), to);
+    put(_mm_unpackhi_epi8(low, high), to + 16);
 }
-// The same, the low halves of all bytes first.
-static inline void part_nibbles(const std::uint8_t* from, std::uint8_t* to) {
-    const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    const __m256i moved = _mm256_srlv_epi32(v, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(moved, _mm256_set1_epi8(15)));
+// Sixteen bytes at a and at b, widened, unsigned ones less 128: a pair of each two, those of the
+// first eight and the last.
+template <bool SIGNED>
+static inline void pair_up(const std::uint8_t* a, const std::uint8_t* b, s16& first, s16& last) {
+    __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+    __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    if (!SIGNED) {
+        const __m128i turned = _mm_set1_epi8(-128);
+        x = _mm_xor_si128(x, turned), y = _mm_xor_si128(y, turned);
+    }
+    first.v = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y));
+    last.v = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y));
 }
 // Eight 32-bit numbers that fit, as 16-bit ones.
 static inline void store_narrow(std::int16_t* p, i8x a) {
@@ -256,6 +267,11 @@ static inline i16x dot(s32x a, s32x b, i16x c) { return {_mm512_dpwssd_epi32(c.v
 static inline void add_dot(s32x a, s32x b, i16x& c) {
     c = dot(a, b, c);
     in_order(c);
+}
+static inline f16x abs(f16x a) { return {_mm512_abs_ps(a.v)}; }
+static inline i16x to_int(f16x a) { return {_mm512_cvtps_epi32(a.v)}; }
+static inline void store_narrow(std::int16_t* p, i16x a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v));
 }
 static inline f16x to_float(i16x a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline f8 first_8(f16x a) { return {_mm512_castps512_ps256(a.v)}; }

@@ -36,6 +36,17 @@ static inline void unroll(F&& body) {
 #define KVIK_PART
 #endif
 
+// Prefetches all lines of 64 bytes of so many from `p` on. GCC takes a loop of nothing but prefetches
+// for an empty one.
+static inline void prefetch_all(const std::uint8_t* p, std::intptr_t bytes) {
+    for (std::intptr_t i = 0; i < bytes; i += 64) {
+        prefetch(p + i);
+#if defined(__GNUC__)
+        asm volatile("");
+#endif
+    }
+}
+
 // A kernel that keeps its registers to itself instead of being drawn into its caller.
 #if defined(_MSC_VER)
 #define KVIK_ALONE __declspec(noinline)

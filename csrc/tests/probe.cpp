@@ -102,9 +102,12 @@ const test::Probe list[] = {
          put(out, even); put(out, odd)),
     BITS("transpose", f8 a[8]; for (int t = 0; t < 8; ++t) a[t] = load(in.ordered[t]);
          transpose(a); for (int t = 0; t < 8; ++t) put(out, a[t])),
-    BITS("split_nibbles", std::uint8_t to[32]; split_nibbles(in.bytes[0] + 1, to);
-         out.add(to, 32)),
-    BITS("part_nibbles", std::uint8_t to[32]; part_nibbles(in.bytes[0] + 1, to); out.add(to, 32)),
+    BITS("split_nibbles", std::uint8_t to[32]; split_nibbles<0>(in.bytes[0] + 1, to);
+         out.add(to, 32); split_nibbles<8>(in.bytes[0] + 1, to); out.add(to, 32)),
+    BITS("pair_up", s16 first; s16 last; pair_up<true>(in.bytes[0] + 1, in.bytes[1] + 3, first, last);
+         put(out, first); put(out, last);
+         pair_up<false>(in.bytes[0] + 1, in.bytes[1] + 3, first, last); put(out, first);
+         put(out, last)),
     BITS("store_narrow", std::int16_t to[8]; store_narrow(to, load(in.narrow)); out.add(to, 8)),
     BITS("prefetch", prefetch(in.bytes)),
 };
