@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 from kvik.errors import KvikError, ModelError
 from kvik.models.places import Place, expected_shapes, fused, merged
 from kvik.ops.native_linear import Packed, pack
+from kvik.ops.shelf import Shelf
 from kvik.spec import ModelSpec
 from kvik.spec.ggml import TENSOR_TYPES
 from kvik.spec.gguf import TensorInfo, read_header
@@ -96,13 +97,13 @@ class GgufWeights:
         values = _dequantized(self._path, self._part(name))
         return torch.from_numpy(self._our_rows(name, values))
 
-    def pack(self, name: str) -> Packed:
+    def pack(self, name: str, shelf: Shelf) -> Packed:
         """The matrix that we call ``name``, its blocks as they are in the file."""
         tensor = self._part(name)
         out, into = tensor.shape
         raw = np.memmap(self._path, np.uint8, "r", tensor.offset, (out, tensor.nbytes // out))
         try:
-            return pack(self._our_rows(name, raw), tensor.type, (out, into))
+            return pack(self._our_rows(name, raw), tensor.type, (out, into), shelf)
         except KvikError as error:
             raise ModelError(f"{self._path}: {tensor.name}: {error}: fetch it again") from error
 

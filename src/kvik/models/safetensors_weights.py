@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from kvik.errors import KvikError, ModelError
 from kvik.models.places import Place, expected_shapes, fused
 from kvik.ops.native_linear import Packed, pack
+from kvik.ops.shelf import Shelf
 from kvik.spec import ModelSpec
 from kvik.spec.jsonfile import read_json
 
@@ -136,14 +137,15 @@ class SafetensorsWeights:
             raise ModelError(f"{self._folder}: {theirs} holds NaN or infinity: fetch it again")
         return values
 
-    def pack(self, name: str) -> Packed:
+    def pack(self, name: str, shelf: Shelf) -> Packed:
         """The matrix that we call ``name``, in the file's type; float64 becomes float32."""
         values = self._part(name)
         if values.dtype == torch.float64:
             values = values.float()
         raw = values.contiguous().view(torch.uint8).numpy()
         try:
-            return pack(raw, PACKED_AS[values.dtype], (values.shape[0], values.shape[1]))
+            shape = (values.shape[0], values.shape[1])
+            return pack(raw, PACKED_AS[values.dtype], shape, shelf)
         except KvikError as error:
             theirs = self.place(name).tensor
             raise ModelError(f"{self._folder}: {theirs}: {error}: fetch it again") from error

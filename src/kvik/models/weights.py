@@ -22,6 +22,7 @@ from kvik.models.parts import Weight
 from kvik.models.places import Place, Shape, expected_shapes
 from kvik.models.safetensors_weights import SafetensorsWeights
 from kvik.ops.native_linear import Packed
+from kvik.ops.shelf import Shelf
 from kvik.spec import ModelSpec
 from kvik.spec.load import is_config, locate
 
@@ -43,8 +44,8 @@ class WeightFile(Protocol):
     def read(self, name: str) -> Tensor:
         """The tensor that we call ``name``, float32, contiguous, in memory of its own."""
 
-    def pack(self, name: str) -> Packed:
-        """The matrix that we call ``name``, in the file's type."""
+    def pack(self, name: str, shelf: Shelf) -> Packed:
+        """The matrix that we call ``name``, in the file's type, on the shelf."""
 
 
 def load_weights(path: str | Path, spec: ModelSpec, packed: bool = False) -> dict[str, Weight]:
@@ -60,8 +61,9 @@ def load_weights(path: str | Path, spec: ModelSpec, packed: bool = False) -> dic
     file = SafetensorsWeights(found.parent, spec) if is_config(found) else GgufWeights(found, spec)
     wanted = expected_shapes(spec)
     _check(str(found), file, wanted)
+    shelf = Shelf()
     return {
-        name: file.pack(name) if packed and len(shape) == 2 else file.read(name)
+        name: file.pack(name, shelf) if packed and len(shape) == 2 else file.read(name)
         for name, shape in wanted.items()
     }
 

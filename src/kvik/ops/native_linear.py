@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvik.errors import KvikError
 from kvik.native import library
+from kvik.ops.shelf import Shelf
 from kvik.spec.ggml import TENSOR_TYPES
 
 # GGUF's tensor types that can be packed, by name, with their numbers.
@@ -124,8 +125,8 @@ class Packed:
         return ctypes.byref(_matrix(self, None, []))
 
 
-def pack(raw: np.ndarray, kind: str, shape: tuple[int, int]) -> Packed:
-    """Pack the bytes of a GGUF tensor of that type.
+def pack(raw: np.ndarray, kind: str, shape: tuple[int, int], shelf: Shelf | None = None) -> Packed:
+    """Pack the bytes of a GGUF tensor of that type, into memory of its own or onto the shelf.
 
     KvikError when it cannot be packed, is not of that size, or holds NaN or infinity.
     """
@@ -139,7 +140,8 @@ def pack(raw: np.ndarray, kind: str, shape: tuple[int, int]) -> Packed:
     raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
     if raw.nbytes != rows * cols // block.elements * block.nbytes:
         raise KvikError(f"{raw.nbytes} bytes are no {kind} matrix of {rows} rows of {cols}")
-    data = torch.empty(lib.kvik_packed_bytes(number, rows, cols), dtype=torch.uint8)
+    nbytes = lib.kvik_packed_bytes(number, rows, cols)
+    data = shelf.take(nbytes) if shelf else torch.empty(nbytes, dtype=torch.uint8)
     unit = c_float()
     if lib.kvik_pack(number, rows, cols, raw.ctypes.data, data.data_ptr(), ctypes.byref(unit)):
         raise KvikError(f"the {kind} matrix holds NaN or infinity")
