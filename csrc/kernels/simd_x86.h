@@ -268,6 +268,17 @@ static inline void add_dot(s32x a, s32x b, i16x& c) {
     c = dot(a, b, c);
     in_order(c);
 }
+// sum += in each lane the products of four unsigned bytes of a with the four signed ones at p.
+static inline void add_dot_bytes(__m512i a, const std::int8_t* p, __m512i& sum) {
+    using Four = std::int32_t;
+#if defined(__GNUC__)  // compilers load the four bytes apart, and copy the sum
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*reinterpret_cast<const Four*>(p)));
+#else
+    Four four;
+    std::memcpy(&four, p, 4);
+    sum = _mm512_dpbusd_epi32(sum, a, _mm512_set1_epi32(four));
+#endif
+}
 static inline f16x abs(f16x a) { return {_mm512_abs_ps(a.v)}; }
 static inline i16x to_int(f16x a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline void store_narrow(std::int16_t* p, i16x a) {
