@@ -220,6 +220,19 @@ def test_what_is_not_finite_stays_with_its_own_token() -> None:
     assert out[0][6:].isfinite().all()
 
 
+def test_what_one_token_outweighs_is_lost_to_a_thousandth_at_most() -> None:
+    """Beside a weight of 1 the others are e^-11.2 each, which 16 bits round to nothing."""
+    spec, count = model(layer(rope=None)), 64
+    q, k, v = torch.zeros(count, 6, 64), torch.zeros(count, 2, 64), torch.ones(count, 2, 64)
+    k[0, :, 0], v[0] = 1.0, -1.0
+    q[:, :, 0] = 11.2 * 64**0.5
+    inputs = [(q, k, v)]
+    for chunks in ([count], [count - 1, 1]):
+        outs, _ = run(cache_of(spec, "int8"), inputs, chunks)
+        off = (outs[0].double() - oracle(spec, "int8", inputs, count)[0]).abs().max()
+        assert off <= 2.0**-10
+
+
 @pytest.mark.parametrize("softcap", [None, 15.0])
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_explicit_entries_equal_the_reference(sinks: int, softcap: float | None) -> None:
