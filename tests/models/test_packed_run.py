@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,8 +15,7 @@ from kvik.errors import KvikError
 from kvik.models import Model
 from kvik.models.packed_layer import PackedLayer
 from kvik.models.packed_run import AT_ONCE, PackedRun
-from kvik.ops.native_attention import Place
-from kvik.ops.native_layers import LayerRun
+from kvik.ops.native_layers import LayerRun, LayerStores, Places
 
 from .test_decoder import GEMMA, LAYERS
 from .test_packed import SPEC, models, torch_alone
@@ -68,7 +66,7 @@ def test_a_run_of_layers_has_the_bits_of_layer_by_layer(
     steps: list[int] = []
     call = LayerRun.__call__
 
-    def counted(run: LayerRun, x: Tensor, places: Sequence[Place]) -> Tensor:
+    def counted(run: LayerRun, x: Tensor, places: Places) -> Tensor:
         steps.append(len(x))
         return call(run, x, places)
 
@@ -97,26 +95,26 @@ def test_hostile_arguments_are_refused() -> None:
     run = LayerRun([each.ends for each in fast.decoder.layers if isinstance(each, PackedLayer)])
     session = Session(fast, "fp32", max_tokens=64)
     session.cache.plan([session._sequence], [2])
-    places = session.cache.places([0, 1])
+    places, place = session.cache.places([0, 1]), session.cache.place(0)
     assert places is not None
-    with pytest.raises(KvikError, match=r"2 tokens; its weights give .* of 3"):
+    assert place is not None
+    with pytest.raises(KvikError, match=r"of 2 tokens; the weights give .* of 3"):
         run(torch.zeros(3, 64), places)
     with pytest.raises(KvikError, match=r"contiguous float32 \[n, 64\]"):
         run(torch.zeros(2, 32), places)
-    with pytest.raises(ValueError, match="shorter"):
-        run(torch.zeros(2, 64), places[:1])
-    wide = replace(places[0], layer=replace(places[0].layer, spec=replace(SPEC.layers[0], heads=8)))
-    with pytest.raises(KvikError, match="layer 0 caches"):
-        run(torch.zeros(2, 64), [wide, places[1]])
-    for half in ({"second_cos": places[0].turn.cos}, {"second_sin": places[0].turn.sin}):
-        with pytest.raises(KvikError, match="a cos and a sin"):
-            replace(places[0].turn, **half)
+    with pytest.raises(KvikError, match="1 places of one step"):
+        Places(places.stores, [place, place])
+    wide = replace(place.layer, spec=replace(SPEC.layers[0], heads=8))
+    for layers in ([place.layer], [wide, place.layer]):
+        with pytest.raises(KvikError, match="the cache's layers take"):
+            run(torch.zeros(2, 64), Places(LayerStores(layers, [0] * len(layers)), [place]))
+    turns = place.turn.first
+    for wrong in (turns[:1], turns[:, :1], turns[..., :1], turns[:, ::-1], turns.astype("f8")):
+        for turn in ({"first": wrong}, {"second": wrong}):
+            with pytest.raises(KvikError, match="angles are float32"):
+                replace(place, turn=replace(place.turn, **turn))
     with pytest.raises(KvikError, match="at least one layer"):
         LayerRun([])
-    with pytest.raises(KvikError, match="angles are float32"):
-        replace(
-            places[0], turn=replace(places[0].turn, cos=torch.zeros(3, 4), sin=torch.zeros(3, 4))
-        )
     other, _ = models(replace(SPEC, hidden=96), "Q4_1")
     assert isinstance(other.decoder.layers[0], PackedLayer)
     assert isinstance(fast.decoder.layers[0], PackedLayer)

@@ -164,11 +164,11 @@ def attention_seconds(cache: KVCache, inputs: Sequence[Inputs]) -> float:
     them without returning to Python.
     """
     native = all(q.dtype == torch.float32 for _, q, *_ in inputs)
-    places = cache.places([index for index, *_ in inputs]) if native else None
+    places = [cache.place(index) if native else None for index, *_ in inputs]
     start = time.perf_counter()
-    for i, (index, q, k, v) in enumerate(inputs):
-        if places is None:
+    for (index, q, k, v), place in zip(inputs, places, strict=True):
+        if place is None:
             cache.attend(index, q, k, v)
         else:
-            attend_pages(places[i], q, k, v)
+            attend_pages(place, q, k, v)
     return time.perf_counter() - start

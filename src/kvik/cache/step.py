@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvik.cache.change import TableChange, steady
@@ -80,12 +82,16 @@ class Step:
                 copy_pages(self.pool, nbytes, _ids(sources), _ids(targets))
 
     @cached_property
-    def positions(self) -> Tensor:
+    def at(self) -> NDArray[np.int64]:
         """Position of every row [N] of the flat batch."""
-        start = np.array([s.length for s in self.before], dtype=np.int64)
-        count = np.array(self.counts, dtype=np.int64)
-        first = start - np.cumsum(count) + count
-        return torch.from_numpy(np.repeat(first, count) + np.arange(count.sum()))
+        spans = zip(self.before, self.counts, strict=True)
+        rows = [range(state.length, state.length + count) for state, count in spans]
+        return np.array(list(chain.from_iterable(rows)), dtype=np.int64)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The same as a tensor."""
+        return torch.from_numpy(self.at)
 
     @cached_property
     def works(self) -> list[Work]:

@@ -363,7 +363,8 @@ class Engine:
                 rows.append(len(tokens) - 1)
         # By way of numpy, which reads a list of numbers several times faster.
         ids, last = (torch.from_numpy(np.array(x, dtype=np.int64)) for x in (tokens, rows))
-        logits = self.model.forward(ids, self.cache.positions, self.cache, last)
+        wanted = None if len(rows) == len(tokens) else last
+        logits = self.model.forward(ids, self.cache.positions, self.cache, wanted)
         self._computed += len(tokens)
         return logits, ready
 

@@ -166,9 +166,9 @@ class Session:
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             last = start + len(part) == len(tokens)
-            rows = None if logits == "all" else torch.arange(len(part) - 1, len(part))
-            if not last and logits == "last":
-                rows = torch.zeros(0, dtype=torch.int64)
+            wanted = len(part) if logits == "all" else int(last)
+            whole = wanted == len(part)
+            rows = None if whole else torch.arange(len(part) - wanted, len(part))
             parts.append(self._step(part, rows))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -159,14 +159,17 @@ class Decoder:
             )
         if positions.shape != tokens.shape:
             raise ModelError(f"{len(tokens)} tokens come with {positions.numel()} positions")
-        low, high = (int(bound) for bound in torch.aminmax(tokens))
+        # As plain numbers: of a few tokens a reduction of torch takes longer than all of this.
+        known = tokens.tolist()
+        low, high = min(known), max(known)
         if low < 0 or high >= self.spec.vocab:
             raise ModelError(
                 f"the token id {low if low < 0 else high} is outside the vocabulary of "
                 f"{self.spec.vocab}; was the text encoded with another model's tokenizer?"
             )
         if rows is not None and rows.numel():
-            first, last = (int(bound) for bound in torch.aminmax(rows))
+            wanted = rows.tolist()
+            first, last = min(wanted), max(wanted)
             if first < 0 or last >= len(tokens):
                 raise ModelError(f"rows {first} to {last} of a step of {len(tokens)} tokens")
 

@@ -35,8 +35,8 @@ class PackedRun:
         return x
 
     @cached_property
-    def _indices(self) -> list[int]:
-        return [layer.index for layer in self.layers]
+    def _indices(self) -> tuple[int, ...]:
+        return tuple(layer.index for layer in self.layers)
 
     @cached_property
     def _native(self) -> LayerRun:

@@ -83,7 +83,7 @@ def packed_library() -> ctypes.CDLL:
         ("kvik_rows", None, (pointer, pointer, many, c_float, pointer)),
         ("kvik_project", None, (pointer, pointer, many, pointer)),
         ("kvik_finish", None, (pointer, pointer, pointer, many, pointer)),
-        ("kvik_layers", None, (pointer, many, many, pointer)),
+        ("kvik_layers", None, (pointer, pointer, many, pointer, many, pointer)),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -110,7 +110,8 @@ class Packed:
             raise KvikError(f"rows are chosen by int64 [n] on the CPU, not {_described(ids)}")
         out = torch.empty(len(ids), self.shape[1])
         if len(ids):
-            low, high = (int(bound) for bound in torch.aminmax(ids))
+            known = ids.tolist()
+            low, high = min(known), max(known)
             if low < 0 or high >= self.shape[0]:
                 raise KvikError(f"rows {low} to {high} of a matrix of {self.shape[0]} rows")
             ids = ids.contiguous()

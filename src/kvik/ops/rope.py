@@ -14,12 +14,15 @@ from kvik.spec.model import Rope
 
 def angles(rope: Rope, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, rope.dim / 2] at integer ``positions`` [T]."""
-    # By numpy: of a single token torch's calls take several times as long as their arithmetic.
-    angle = np.multiply.outer(positions.numpy().astype(np.float64), _frequencies(rope))
-    cos, sin = np.cos(angle), np.sin(angle)
-    if rope.attention_factor != 1.0:
-        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    cos, sin = exact_angles(rope, positions.numpy())
     return torch.from_numpy(cos).to(dtype), torch.from_numpy(sin).to(dtype)
+
+
+def exact_angles(rope: Rope, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same, one below the other and not rounded yet: [2, T, rope.dim / 2]."""
+    angle = np.multiply.outer(positions.astype(np.float64), _frequencies(rope))
+    found = np.stack((np.cos(angle), np.sin(angle)))
+    return found if rope.attention_factor == 1.0 else found * rope.attention_factor
 
 
 @cache
