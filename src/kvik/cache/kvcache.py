@@ -81,8 +81,13 @@ class KVCache(Sequences):
             raise KvikError("drafts cannot be taken back on layers that keep a state")
 
     @property
+    def at(self) -> list[int]:
+        """Position of every row of the flat batch of the current step."""
+        return self._now.at
+
+    @property
     def positions(self) -> Tensor:
-        """Position of every row [N] of the flat batch of the current step."""
+        """The same as int64 [N]."""
         return self._now.positions
 
     @property

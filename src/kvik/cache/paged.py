@@ -19,7 +19,7 @@ from kvik.cache.pool import Ids
 from kvik.cache.step import Step
 from kvik.cache.table import Table
 from kvik.native import library
-from kvik.ops import exact_angles
+from kvik.ops import angles_at
 from kvik.ops.native_attention import NativeBatch, NativeLayer, NativeTables, Place, Turn
 from kvik.ops.native_layers import LayerStores, Places
 from kvik.recipe.plan import Plan
@@ -144,7 +144,7 @@ class PagedStep:
     def _turn(self, layer: PagedLayer) -> Turn:
         if layer.turn not in self._turns:
             at, rope, span = self.step.at, layer.native.spec.rope, layer.native.span
-            second = None if span is None else _angles(rope, np.minimum(at, span - 1))
+            second = None if span is None else _angles(rope, [min(p, span - 1) for p in at])
             self._turns[layer.turn] = Turn(_angles(rope, at), second)
         return self._turns[layer.turn]
 
@@ -188,10 +188,10 @@ class PagedStep:
         return NativeTables(self.step.pool.buffer, numbers, refs, scratch, tokens), lasting
 
 
-def _angles(rope: Rope | None, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+def _angles(rope: Rope | None, at: Sequence[int]) -> NDArray[np.float32]:
     if rope is None:
-        return np.empty((2, positions.size, 0), dtype=np.float32)
-    return exact_angles(rope, positions).astype(np.float32)
+        return np.empty((2, len(at), 0), dtype=np.float32)
+    return angles_at(rope, at)
 
 
 def _holds(table: Table, span: tuple[int, int], tokens: int) -> bool:

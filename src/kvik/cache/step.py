@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvik.cache.change import TableChange, steady
@@ -82,16 +80,15 @@ class Step:
                 copy_pages(self.pool, nbytes, _ids(sources), _ids(targets))
 
     @cached_property
-    def at(self) -> NDArray[np.int64]:
-        """Position of every row [N] of the flat batch."""
+    def at(self) -> list[int]:
+        """Position of every row of the flat batch."""
         spans = zip(self.before, self.counts, strict=True)
-        rows = [range(state.length, state.length + count) for state, count in spans]
-        return np.array(list(chain.from_iterable(rows)), dtype=np.int64)
+        return [p for (start, *_), n in spans for p in range(start, start + n)]
 
     @cached_property
     def positions(self) -> Tensor:
-        """The same as a tensor."""
-        return torch.from_numpy(self.at)
+        """The same as int64 [N]."""
+        return torch.from_numpy(np.array(self.at, dtype=np.int64))
 
     @cached_property
     def works(self) -> list[Work]:

@@ -22,7 +22,10 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class PackedRun:
-    """Computes what ``layers`` do one after another: a step's Python does not grow with them."""
+    """Computes what ``layers`` do one after another: a step's Python does not grow with them.
+
+    The input is the run's to write over.
+    """
 
     layers: tuple[PackedLayer, ...]
 

@@ -18,6 +18,9 @@ from kvik.ops.native_linear import Packed, Projection
 # A matrix is a tensor, or packed for the native kernels.
 Weight = Tensor | Packed
 
+# Token ids, or positions: plain numbers, or int64 [N].
+Numbers = Sequence[int] | Tensor
+
 # Gives the weight of a canonical name, which must have exactly this shape. The code that builds
 # a decoder is the only list of its weights: a loaded and a random model are built by it alike.
 Take = Callable[[str, tuple[int, ...]], Weight]

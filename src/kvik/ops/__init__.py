@@ -2,6 +2,6 @@
 
 from kvik.ops.dispatch import attend, mass
 from kvik.ops.reference import Keys, Scoring, merge
-from kvik.ops.rope import angles, exact_angles, rotate
+from kvik.ops.rope import angles, angles_at, rotate
 
-__all__ = ["Keys", "Scoring", "angles", "attend", "exact_angles", "mass", "merge", "rotate"]
+__all__ = ["Keys", "Scoring", "angles", "angles_at", "attend", "mass", "merge", "rotate"]
