@@ -360,7 +360,8 @@ class Engine:
             if start + new == branch.known:
                 ready.append(branch)
                 rows.append(len(tokens) - 1)
-        wanted = None if len(rows) == len(tokens) else torch.tensor(rows)
+        every = len(rows) == len(tokens)
+        wanted = None if every else torch.tensor(rows, dtype=torch.int64)
         logits = self.model.forward(tokens, self.cache.at, self.cache, wanted)
         self._computed += len(tokens)
         return logits, ready

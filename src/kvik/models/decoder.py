@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -81,7 +81,12 @@ class Decoder:
 
     @classmethod
     def build(cls, take: Take, spec: ModelSpec) -> Decoder:
-        """Take every weight that ``spec`` implies, shared and not copied."""
+        """Take every weight that ``spec`` implies, shared and not copied.
+
+        Without their gradients: so nothing that is computed from them has any, and no step has to
+        switch them off.
+        """
+        take = partial(_detached, take)
         embed = take("embed.weight", (spec.vocab, spec.hidden))
         return cls(
             spec,
@@ -113,9 +118,6 @@ class Decoder:
         """Names what decides about the bits of K and V beside the weights themselves."""
         return "packed 1" if isinstance(self.embed, Packed) else str(self.dtype)
 
-    # Not inference_mode: a cache may allocate during a step what it updates in place later,
-    # and callers may edit their logits. Without gradients the two cost the same.
-    @torch.no_grad()
     def forward(
         self, tokens: Numbers, positions: Numbers, cache: StepCache, rows: Tensor | None = None
     ) -> Tensor:
@@ -181,6 +183,11 @@ def _plain(tokens: Numbers) -> Sequence[int]:
     if not tokens:
         raise ModelError("a step takes at least one token")
     return tokens
+
+
+def _detached(take: Take, name: str, shape: tuple[int, ...]) -> Weight:
+    weight = take(name, shape)
+    return weight.detach() if isinstance(weight, Tensor) else weight
 
 
 def _fastest(layer: Layer) -> Layer | PackedLayer:
