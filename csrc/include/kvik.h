@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a structure or a signature here does; the loader refuses another number. */
-#define KVIK_ABI 2
+#define KVIK_ABI 3
 KVIK_API int32_t kvik_abi(void);
 
 /* Threads that kernels use together, the caller included. */

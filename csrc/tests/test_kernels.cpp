@@ -249,20 +249,23 @@ void layers_at_once() {
         const std::int64_t n = rows[step].back();
         auto x = floats(static_cast<std::size_t>(n * HIDDEN), 99 + step), alone = x;
         std::vector<kvik_batch> batches;
-        std::vector<kvik_decoder_layer> layers(LAYERS);
+        std::vector<kvik_layer_maps> maps;
+        std::vector<kvik_layer_store> stores;
+        std::vector<kvik_place> places(LAYERS);
         for (std::int64_t i = 0; i < LAYERS; ++i)
             batches.push_back(here[i].step_of(start, rows[step]));
         for (std::int64_t i = 0; i < LAYERS; ++i) {
-            layers[i].before = &weights[i]->before, layers[i].after = &weights[i]->after;
-            layers[i].batch = &batches[i], layers[i].layer = &here[i].layer;
+            maps.push_back({&weights[i]->before, &weights[i]->after});
+            stores.push_back({&here[i].layer, LAYERS - 1 - i});
+            places[LAYERS - 1 - i].batch = &batches[i];
         }
-        kvik_layers(layers.data(), LAYERS, n, x.data());
+        kvik_layers(maps.data(), stores.data(), LAYERS, places.data(), n, x.data());
         for (std::int64_t i = 0; i < LAYERS; ++i) {
-            std::vector<float> maps(n * 512), mixed(n * 256), lse(n * 4), out(alone.size());
-            kvik_project(&weights[i]->before, alone.data(), n, maps.data());
+            std::vector<float> parts(n * 512), mixed(n * 256), lse(n * 4), out(alone.size());
+            kvik_project(&weights[i]->before, alone.data(), n, parts.data());
             const kvik_batch batch = there[i].step_of(start, rows[step]);
             kvik_step one = {};
-            one.q = maps.data(), one.k = one.q + 256, one.v = one.k + 128;
+            one.q = parts.data(), one.k = one.q + 256, one.v = one.k + 128;
             one.q_stride = one.k_stride = one.v_stride = 512;
             one.out = mixed.data(), one.lse = lse.data();
             kvik_attend(&batch, &there[i].layer, &one);

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvik import env, machine
 from kvik.errors import KvikError
 
-ABI = 2  # of csrc/include/kvik.h
+ABI = 3  # of csrc/include/kvik.h
 
 _NAME = {"win32": "kvik_native.dll", "darwin": "libkvik_native.dylib"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = Decoder.forward
 
-    def forward(self: Decoder, tokens: Tensor, *rest: Any) -> Tensor:
-        counts.append(tokens.numel())
+    def forward(self: Decoder, tokens: Sequence[int], *rest: Any) -> Tensor:
+        counts.append(len(tokens))
         return real(self, tokens, *rest)
 
     monkeypatch.setattr(Decoder, "forward", forward)

@@ -154,6 +154,15 @@ def test_weights_that_do_not_fit_are_refused(change: dict[str, Tensor | None], s
         Decoder.from_weights(SPEC, {k: v for k, v in weights.items() if v is not None})
 
 
+def test_weights_may_want_gradients_and_logits_have_none() -> None:
+    weights = {name: torch.nn.Parameter(x) for name, x in named_weights(SPEC).items()}
+    decoder = Decoder.from_weights(SPEC, weights)
+    assert decoder.embed.data_ptr() == weights["embed.weight"].data_ptr()
+    cache = DenseCache(SPEC)
+    cache.plan([0], torch.arange(1))
+    assert not decoder.forward([3], [0], cache).requires_grad
+
+
 def test_random_models_repeat_and_have_no_tokenizer() -> None:
     one, two = random_model(SPEC, seed=4), random_model(SPEC, seed=4)
     assert torch.equal(one.decoder.embed, two.decoder.embed)

@@ -49,7 +49,7 @@ def packed(kind: str, rows: int, cols: int, seed: int = 0) -> Packed:
 
 def dense(weight: Packed) -> Tensor:
     """Its values, float64."""
-    return weight.rows(torch.arange(weight.shape[0])).double()
+    return weight.rows(range(weight.shape[0])).double()
 
 
 def rounded(x: Tensor) -> Tensor:

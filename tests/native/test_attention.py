@@ -294,17 +294,21 @@ def test_hostile_input_is_refused() -> None:
             attend(*wrong)
     strided = torch.randn(64, 6, 10).permute(2, 1, 0)
     attend(strided, k, v)  # copied, not misread
-    row, pool = np.array([0, 1]), torch.zeros(640, dtype=torch.uint8)
-    table, start, number = np.array([0, 1]), np.array([0]), np.zeros(1, dtype=np.int32)
+    pool, number = torch.zeros(640, dtype=torch.uint8), np.zeros(1, dtype=np.int32)
     for page in (10, -2):
         with pytest.raises(KvikError, match="pages that the pool does not have"):
-            native_attention.NativeBatch(
-                pool, row, start, table, number, np.array([page], dtype=np.int32), 1, 16
-            )
-    for late in (np.array([16]), np.array([-16])):
+            native_attention.NativeTables(pool, [number], [number + np.int32(page)], 1, 16)
+    for wrong in (number.astype(np.int64), number.reshape(1, 1), np.zeros(4, np.int32)[::2]):
+        with pytest.raises(KvikError, match="contiguous arrays of int32"):
+            native_attention.NativeTables(pool, [wrong], [wrong], 0, 16)
+    with pytest.raises(KvikError, match="do not belong together"):
+        native_attention.NativeTables(pool, [number], [number, number], 0, 16)
+    with pytest.raises(KvikError, match="do not belong together"):
+        native_attention.NativeTables(pool, [number], [number[:0]], 0, 16)
+    tables = native_attention.NativeTables(pool, [number], [number], 0, 16)
+    nothing = native_attention.NativeTables(pool, [number[:0]], [number[:0]], 0, 16)
+    for of, start, count in ((tables, 16, 1), (tables, -16, 1), (tables, 15, 2), (nothing, 0, 1)):
         with pytest.raises(KvikError, match="no page for its newest tokens"):
-            native_attention.NativeBatch(pool, row, late, table, number, number, 0, 16)
-    with pytest.raises(KvikError, match="int64 and int32"):
-        native_attention.NativeBatch(
-            pool, row, start, table, number.astype(np.int64), number, 0, 16
-        )
+            native_attention.NativeBatch(of, [start], [count])
+    with pytest.raises(KvikError, match="no page for its newest tokens"):
+        native_attention.NativeBatch(tables, [0, 0], [1, 1])

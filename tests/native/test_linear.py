@@ -65,12 +65,12 @@ def test_packed_rows_are_the_files_values(kind: str) -> None:
         raw = random_bytes(kind, rows, cols, seed=rows)
         wanted, weight = values(raw, kind), pack(raw, kind, (rows, cols))
         for _ in ways():
-            got = weight.rows(torch.arange(rows))
+            got = weight.rows(range(rows))
             if kind in ROUNDED:
                 torch.testing.assert_close(got, wanted, rtol=0, atol=2**-10 * wanted.abs().max())
             else:
                 assert torch.equal(got, wanted)
-        chosen = torch.tensor([rows - 1, 0, rows - 1])
+        chosen = [rows - 1, 0, rows - 1]
         assert torch.equal(weight.rows(chosen, 3.0), got[chosen] * 3.0)
 
 
@@ -270,16 +270,16 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("ids", [[-1], [16], [0, 1 << 40]])
 def test_rows_out_of_range_are_refused(ids: list[int]) -> None:
     with pytest.raises(KvikError, match="of 16 rows"):
-        packed("Q4_1", 16, 64).rows(torch.tensor(ids))
+        packed("Q4_1", 16, 64).rows(ids)
 
 
 def test_rows_are_chosen_by_whole_numbers() -> None:
-    for ids in (torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64)):
-        with pytest.raises(KvikError, match="int64"):
-            packed("Q4_1", 16, 64).rows(ids)
-    every = packed("Q4_1", 16, 64).rows(torch.arange(16))
-    assert torch.equal(packed("Q4_1", 16, 64).rows(torch.arange(16)[::3]), every[::3])
-    assert packed("Q4_1", 16, 64).rows(torch.arange(0)).shape == (0, 64)
+    weight = packed("Q4_1", 16, 64)
+    for ids in ([0.0], [[0]]):
+        with pytest.raises(TypeError):
+            weight.rows(ids)  # type: ignore[arg-type]
+    assert torch.equal(weight.rows(range(16)[::3]), weight.rows(range(16))[::3])
+    assert weight.rows([]).shape == (0, 64)
 
 
 def test_tensors_that_cannot_be_packed_are_refused() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvik.ops import angles, rotate
+from kvik.ops import angles, angles_at, rotate
 from kvik.spec.model import Rope
 
 Layout = Literal["half", "interleaved"]
@@ -170,6 +170,21 @@ def test_precision_is_kept(dtype: torch.dtype) -> None:
     cos, sin = angles(rope, torch.tensor([1, 2, 3]), dtype)
     assert cos.dtype == sin.dtype == rotate(x, rope, cos, sin).dtype == dtype
     assert cos.shape == (3, 8)
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_angles_of_a_token_are_the_same_alone_and_among_others(rope: Rope) -> None:
+    at = [0, 1, 63, 64, 65, 127, 128, 4_095, 8_191, 131_071, 1_000_000, 2**31 - 2]
+    whole = angles_at(rope, at)
+    assert whole.shape == (2, len(at), rope.dim // 2)
+    for i, position in enumerate(at):
+        one = angles_at(rope, [position])
+        assert one.flags.c_contiguous
+        assert np.array_equal(one, whole[:, i : i + 1])
+    for part, want in zip(whole, angles(rope, torch.tensor(at), torch.float32), strict=True):
+        assert np.array_equal(part, want.numpy())
+    with pytest.raises(ValueError, match="read-only"):
+        angles_at(rope, [5])[:] = 0.0
 
 
 def test_impossible_ropes_are_refused() -> None:

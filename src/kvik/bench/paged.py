@@ -22,7 +22,7 @@ from kvik.spec.model import ModelSpec
 if TYPE_CHECKING:
     from kvik.cache.table import Sequence
     from kvik.models import Model
-    from kvik.models.parts import StepCache
+    from kvik.models.parts import Numbers, StepCache
 
 # More tokens, and sequences, than a step ever has. A prompt is computed in the step in which its
 # request is admitted and no count of requests is too high, as for the systems that reserve.
@@ -53,9 +53,11 @@ class Blank:
     path: None = None
     eos_ids: frozenset[int] = frozenset()
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor) -> Tensor:
-        """Logits [len(rows), 1]."""
-        return torch.zeros(len(rows), 1)
+    def forward(
+        self, tokens: Numbers, positions: Numbers, cache: StepCache, rows: Tensor | None = None
+    ) -> Tensor:
+        """Logits [N, 1], or [len(rows), 1]."""
+        return torch.zeros(len(tokens if rows is None else rows), 1)
 
 
 class Paged:

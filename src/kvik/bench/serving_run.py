@@ -15,7 +15,7 @@ from kvik.engine.engine import Engine
 from kvik.engine.request import Request
 from kvik.errors import CapacityError
 from kvik.models import Model
-from kvik.models.parts import StepCache
+from kvik.models.parts import Numbers, StepCache
 from kvik.recipe import Recipe
 
 
@@ -83,7 +83,7 @@ class _Watched(Model):
     watch: Callable[[], None] = field(default=lambda: None, compare=False)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
+        self, tokens: Numbers, positions: Numbers, cache: StepCache, rows: Tensor | None = None
     ) -> Tensor:
         self.watch()
         return super().forward(tokens, positions, cache, rows)

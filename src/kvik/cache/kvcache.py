@@ -12,16 +12,16 @@ from torch import Tensor
 
 from kvik.cache.evicting import EvictingStep
 from kvik.cache.heads import attend_heads
-from kvik.cache.paged import PagedStep, native_layers
+from kvik.cache.paged import Paged
 from kvik.cache.pool import PagePool
 from kvik.cache.positional import Planes, PositionalStep, expiry
 from kvik.cache.sequences import Sequences
 from kvik.cache.step import Step, Work
 from kvik.cache.table import Sequence
 from kvik.errors import KvikError
-from kvik.native import library
 from kvik.ops import Keys, Scoring, angles, attend, rotate
 from kvik.ops.native_attention import Place, attend_pages
+from kvik.ops.native_layers import Places
 from kvik.recipe.codec import Stream
 from kvik.recipe.plan import LayerPlan, Plan
 from kvik.spec.model import LayerSpec, Rope
@@ -40,8 +40,7 @@ class KVCache(Sequences):
     def __init__(self, plan: Plan, pool: PagePool) -> None:
         super().__init__(plan, pool)
         self._step: Step | None = None
-        self._paged: PagedStep | None = None
-        self._native = native_layers(plan)
+        self._paged = Paged(plan)
         self._angles: dict[tuple[Rope, str], tuple[Tensor, Tensor]] = {}
         self._sources = {layer.source for layer in plan.spec.layers if layer.kind == "shared"}
 
@@ -72,7 +71,6 @@ class KVCache(Sequences):
         if tentative:
             self._check_tentative()
         self._step = Step(self._stager, sequences, counts, tentative)
-        self._paged = None
         self._angles = {}
 
     def _check_tentative(self) -> None:
@@ -83,8 +81,13 @@ class KVCache(Sequences):
             raise KvikError("drafts cannot be taken back on layers that keep a state")
 
     @property
+    def at(self) -> list[int]:
+        """Position of every row of the flat batch of the current step."""
+        return self._now.at
+
+    @property
     def positions(self) -> Tensor:
-        """Position of every row [N] of the flat batch of the current step."""
+        """The same as int64 [N]."""
         return self._now.positions
 
     @property
@@ -113,7 +116,7 @@ class KVCache(Sequences):
         plan = self.resolved.layers[source]
         if plan is None or self._step is None:
             raise KvikError(f"layer {layer} caches no tokens, or no step was planned")
-        if q.dtype == torch.float32 and (place := self._place(layer, self._step)) is not None:
+        if q.dtype == torch.float32 and (place := self._paged.place(layer, self._step)) is not None:
             return attend_pages(place, q, k, v)
         out = q.new_empty((q.shape[0], spec.heads, plan.spec.v_dim))
         lse = q.new_empty((q.shape[0], spec.heads))
@@ -130,28 +133,16 @@ class KVCache(Sequences):
             lse[rows] = s.permute(2, 0, 1).flatten(1)
         return out, lse
 
-    def places(self, layers: Seq[int]) -> list[Place] | None:
+    def place(self, layer: int) -> Place | None:
+        """Where the step finds the tokens of a layer; None when no native kernel can attend it."""
+        return self._paged.place(layer, self._now)
+
+    def places(self, layers: Seq[int]) -> Places | None:
         """Where the step finds the tokens of these layers, for kernels that run them all in a call.
 
         None when the native kernels cannot attend one of them.
         """
-        step = self._now
-        found = []
-        for layer in layers:
-            if (place := self._place(layer, step)) is None:
-                return None
-            found.append(place)
-        return found
-
-    def _place(self, layer: int, step: Step) -> Place | None:
-        native = self._native[layer]
-        if native is None or library() is None:
-            return None
-        if self._paged is None:
-            self._paged = PagedStep(step)
-        source = native.plan.index
-        group = self.resolved.groups_of_layer[source][0].index
-        return self._paged.place(native, group, source in self._sources)
+        return self._paged.places(tuple(layers), self._now)
 
     def _turn(self, x: Tensor, spec: LayerSpec, positions: Tensor, key: str) -> Tensor:
         """Rotates x [..., T, D] at ``positions`` [T]; angles are shared by the step's layers."""

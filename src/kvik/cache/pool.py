@@ -149,7 +149,7 @@ class PagePool:
 
     def any_shared(self, pages: Sequence[int]) -> bool:
         """Whether any of the pages has more than one reference."""
-        return bool((self._ledger.counts(np.array(pages, dtype=np.int32)) > 1).any())
+        return self._ledger.any_shared(pages)
 
     def give_back(self) -> int:
         """Returns the memory of free slabs to the system, and how many bytes that was.

@@ -82,6 +82,13 @@ class Slabs:
         """References to one page."""
         return int(self._reference[page // self.unit])
 
+    def any_shared(self, pages: Sequence[int]) -> bool:
+        """Whether any of the pages has more than one reference."""
+        if len(pages) > FEW:
+            return bool((self.counts(np.array(pages, dtype=np.int32)) > 1).any())
+        unit, references = self.unit, self._reference
+        return any([references[page // unit] > 1 for page in pages])
+
     def counts(self, ids: Ids) -> NDArray[np.int32]:
         """References to each page."""
         return self._references[ids // self.unit]

@@ -80,12 +80,15 @@ class Step:
                 copy_pages(self.pool, nbytes, _ids(sources), _ids(targets))
 
     @cached_property
+    def at(self) -> list[int]:
+        """Position of every row of the flat batch."""
+        spans = zip(self.before, self.counts, strict=True)
+        return [p for (start, *_), n in spans for p in range(start, start + n)]
+
+    @cached_property
     def positions(self) -> Tensor:
-        """Position of every row [N] of the flat batch."""
-        start = np.array([s.length for s in self.before], dtype=np.int64)
-        count = np.array(self.counts, dtype=np.int64)
-        first = start - np.cumsum(count) + count
-        return torch.from_numpy(np.repeat(first, count) + np.arange(count.sum()))
+        """The same as int64 [N]."""
+        return torch.from_numpy(np.array(self.at, dtype=np.int64))
 
     @cached_property
     def works(self) -> list[Work]:

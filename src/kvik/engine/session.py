@@ -166,9 +166,9 @@ class Session:
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             last = start + len(part) == len(tokens)
-            rows = None if logits == "all" else torch.arange(len(part) - 1, len(part))
-            if not last and logits == "last":
-                rows = torch.zeros(0, dtype=torch.int64)
+            wanted = len(part) if logits == "all" else int(last)
+            whole = wanted == len(part)
+            rows = None if whole else torch.arange(len(part) - wanted, len(part))
             parts.append(self._step(part, rows))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -176,8 +176,7 @@ class Session:
         try:
             with uninterrupted():
                 self.cache.plan([self._sequence], [len(tokens)])
-            ids = torch.tensor(tokens, dtype=torch.int64)
-            out = self.model.forward(ids, self.cache.positions, self.cache, rows)
+            out = self.model.forward(tokens, self.cache.at, self.cache, rows)
             with uninterrupted():
                 self.cache.commit()
                 self.tokens.extend(tokens)
@@ -194,8 +193,7 @@ class Session:
                 self.cache.plan([self._sequence], [len(text)])
             wanted = 1 if logits == "last" else len(tokens)
             rows = torch.arange(len(text) - wanted, len(text))
-            ids = torch.tensor(text, dtype=torch.int64)
-            out = self.model.forward(ids, self.cache.positions, self.cache, rows)
+            out = self.model.forward(text, self.cache.at, self.cache, rows)
         finally:
             self.cache.abort()
         self.tokens.extend(tokens)

@@ -5,9 +5,9 @@ It holds plain tensors and no state; all that lasts from step to step is the cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from kvik.models.feed_forward import FeedForward, Mixture
 from kvik.models.latent import LatentAttention
 from kvik.models.packed_layer import PackedLayer
 from kvik.models.packed_run import PackedRun, runs
-from kvik.models.parts import Linear, Mixer, RMSNorm, StepCache, Take, Weight, Weights
+from kvik.models.parts import Linear, Mixer, Numbers, RMSNorm, StepCache, Take, Weight, Weights
 from kvik.models.state import GatedRecurrence
 from kvik.ops.native_linear import Packed, Projection
 from kvik.spec import ModelSpec
@@ -81,7 +81,12 @@ class Decoder:
 
     @classmethod
     def build(cls, take: Take, spec: ModelSpec) -> Decoder:
-        """Take every weight that ``spec`` implies, shared and not copied."""
+        """Take every weight that ``spec`` implies, shared and not copied.
+
+        Without their gradients: so nothing that is computed from them has any, and no step has to
+        switch them off.
+        """
+        take = partial(_detached, take)
         embed = take("embed.weight", (spec.vocab, spec.hidden))
         return cls(
             spec,
@@ -113,19 +118,17 @@ class Decoder:
         """Names what decides about the bits of K and V beside the weights themselves."""
         return "packed 1" if isinstance(self.embed, Packed) else str(self.dtype)
 
-    # Not inference_mode: a cache may allocate during a step what it updates in place later,
-    # and callers may edit their logits. Without gradients the two cost the same.
-    @torch.no_grad()
     def forward(
-        self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
+        self, tokens: Numbers, positions: Numbers, cache: StepCache, rows: Tensor | None = None
     ) -> Tensor:
         """Logits [N, vocab] of N tokens, or [len(rows), vocab] of those rows, in ``dtype``.
 
-        ``tokens`` and ``positions`` are int64 [N] in the order of the cache's planned step. The
+        ``tokens`` and ``positions`` stand in the order of the cache's planned step. The
         vocabulary is large: ask for the rows you need, none at all (an empty ``rows``) included.
         """
-        self._check(tokens, positions, rows)
-        x = self._embedded(tokens)
+        ids = _plain(tokens)
+        self._check(ids, positions, rows)
+        x = self._embedded(ids)
         for run in self._runs:
             x = run(x, cache)
         logits = self._logits(x if rows is None else x[rows])
@@ -137,10 +140,10 @@ class Decoder:
     def _runs(self) -> list[Layer | PackedRun]:
         return runs(self.layers)
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def _embedded(self, ids: Sequence[int]) -> Tensor:
         if isinstance(self.embed, Packed):
-            return self.embed.rows(tokens, self.spec.embed_scale)
-        x = functional.embedding(tokens, self.embed)
+            return self.embed.rows(ids, self.spec.embed_scale)
+        x = functional.embedding(torch.tensor(ids), self.embed)
         return x if self.spec.embed_scale == 1.0 else x * self.spec.embed_scale
 
     @cached_property
@@ -151,24 +154,40 @@ class Decoder:
             return Projection([head.weight], [head.bias], norm=(norm.weight, norm.eps))
         return lambda x: head(norm(x))
 
-    def _check(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> None:
-        if tokens.dim() != 1 or tokens.numel() == 0 or tokens.dtype != torch.int64:
-            raise ModelError(
-                f"a step takes at least one token as int64 [N], not {tokens.dtype} "
-                f"{list(tokens.shape)}"
-            )
-        if positions.shape != tokens.shape:
-            raise ModelError(f"{len(tokens)} tokens come with {positions.numel()} positions")
-        low, high = (int(bound) for bound in torch.aminmax(tokens))
+    def _check(self, ids: Sequence[int], positions: Numbers, rows: Tensor | None) -> None:
+        if len(positions) != len(ids):
+            raise ModelError(f"{len(ids)} tokens come with {len(positions)} positions")
+        low, high = min(ids), max(ids)
         if low < 0 or high >= self.spec.vocab:
             raise ModelError(
                 f"the token id {low if low < 0 else high} is outside the vocabulary of "
                 f"{self.spec.vocab}; was the text encoded with another model's tokenizer?"
             )
         if rows is not None and rows.numel():
-            first, last = (int(bound) for bound in torch.aminmax(rows))
-            if first < 0 or last >= len(tokens):
-                raise ModelError(f"rows {first} to {last} of a step of {len(tokens)} tokens")
+            wanted = rows.tolist()
+            first, last = min(wanted), max(wanted)
+            if first < 0 or last >= len(ids):
+                raise ModelError(f"rows {first} to {last} of a step of {len(ids)} tokens")
+
+
+def _plain(tokens: Numbers) -> Sequence[int]:
+    """As plain numbers: of a few tokens torch takes longer for a look than all the rest does."""
+    if isinstance(tokens, Tensor):
+        if tokens.dim() != 1 or tokens.numel() == 0 or tokens.dtype != torch.int64:
+            raise ModelError(
+                f"a step takes at least one token as int64 [N], not {tokens.dtype} "
+                f"{list(tokens.shape)}"
+            )
+        found: list[int] = tokens.tolist()
+        return found
+    if not tokens:
+        raise ModelError("a step takes at least one token")
+    return tokens
+
+
+def _detached(take: Take, name: str, shape: tuple[int, ...]) -> Weight:
+    weight = take(name, shape)
+    return weight.detach() if isinstance(weight, Tensor) else weight
 
 
 def _fastest(layer: Layer) -> Layer | PackedLayer:

@@ -15,7 +15,7 @@ from kvik.errors import ModelError
 from kvik.machine import threads
 from kvik.models.decoder import Decoder
 from kvik.models.identity import Origin, identity, weight_files
-from kvik.models.parts import StepCache
+from kvik.models.parts import Numbers, StepCache
 from kvik.ops.native_linear import Packed
 from kvik.spec import ModelSpec, load_spec
 
@@ -34,7 +34,7 @@ class Model:
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, cache: StepCache, rows: Tensor | None = None
+        self, tokens: Numbers, positions: Numbers, cache: StepCache, rows: Tensor | None = None
     ) -> Tensor:
         """Logits of a flat ragged batch; see ``Decoder.forward``."""
         return self.decoder.forward(tokens, positions, cache, rows)

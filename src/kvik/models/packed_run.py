@@ -22,7 +22,10 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class PackedRun:
-    """Computes what ``layers`` do one after another: a step's Python does not grow with them."""
+    """Computes what ``layers`` do one after another: a step's Python does not grow with them.
+
+    The input is the run's to write over.
+    """
 
     layers: tuple[PackedLayer, ...]
 
@@ -35,8 +38,8 @@ class PackedRun:
         return x
 
     @cached_property
-    def _indices(self) -> list[int]:
-        return [layer.index for layer in self.layers]
+    def _indices(self) -> tuple[int, ...]:
+        return tuple(layer.index for layer in self.layers)
 
     @cached_property
     def _native(self) -> LayerRun:

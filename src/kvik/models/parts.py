@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvik.errors import ModelError
-from kvik.ops.native_attention import Place
+from kvik.ops.native_layers import Places
 from kvik.ops.native_linear import Packed, Projection
 
 # A matrix is a tensor, or packed for the native kernels.
 Weight = Tensor | Packed
+
+# Token ids, or positions: plain numbers, or int64 [N].
+Numbers = Sequence[int] | Tensor
 
 # Gives the weight of a canonical name, which must have exactly this shape. The code that builds
 # a decoder is the only list of its weights: a loaded and a random model are built by it alike.
@@ -47,7 +50,7 @@ class StepCache(Protocol):
         layer gives no v, a shared one neither. Returns [N, H * G, v_dim] and the log-sum-exp.
         """
 
-    def places(self, layers: Sequence[int]) -> list[Place] | None:
+    def places(self, layers: Sequence[int]) -> Places | None:
         """Where the step finds the tokens of these layers, for kernels that run them all in a call.
 
         None where only :meth:`attend` will do.

@@ -2,6 +2,6 @@
 
 from kvik.ops.dispatch import attend, mass
 from kvik.ops.reference import Keys, Scoring, merge
-from kvik.ops.rope import angles, rotate
+from kvik.ops.rope import angles, angles_at, rotate
 
-__all__ = ["Keys", "Scoring", "angles", "attend", "mass", "merge", "rotate"]
+__all__ = ["Keys", "Scoring", "angles", "angles_at", "attend", "mass", "merge", "rotate"]

@@ -6,9 +6,12 @@ The structures mirror csrc/include/kvik.h; what crosses is checked here, the lib
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -58,12 +61,18 @@ class _Batch(ctypes.Structure):
     )
 
 
+# What the library is told of a place, in its structures.
+SHARED: tuple[tuple[str, Any], ...] = (
+    *((name, c_void_p) for name in ("cos", "sin", "second_cos", "second_sin", "scratch")),
+    ("scratch_stride", c_int64),
+)
+
+
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
-        *((name, c_void_p) for name in ("cos", "sin", "second_cos", "second_sin", "scratch")),
-        ("scratch_stride", c_int64),
+        *SHARED,
         ("out", c_void_p),
         ("lse", c_void_p),
     )
@@ -102,14 +111,13 @@ class NativeLayer:
     """A layer that the native kernels can attend: ``plan`` stores, ``spec`` asks.
 
     The two differ for a layer that reads another one's cache. ``scratch`` is what one page of
-    this layer alone takes, in bytes. Layers of one ``turn`` rotate by the same angles.
+    this layer alone takes, in bytes.
     """
 
     spec: LayerSpec
     plan: LayerPlan
     scratch: int
     struct: _Layer
-    turn: int = 0
 
     @classmethod
     def of(cls, spec: LayerSpec, plan: LayerPlan, pages: PageFormat) -> NativeLayer | None:
@@ -167,82 +175,107 @@ class NativeLayer:
         return self.spec.heads * self.plan.spec.v_dim
 
 
-class NativeBatch:
-    """The sequences of a step in one group of layers, as the kernels read them.
+class NativeTables:
+    """The pages of the sequences of a step in one group of layers, as the kernels read them.
 
-    ``row`` and ``table`` [B + 1], ``start`` [B] int64; ``numbers`` and ``refs`` int32: the pages of
-    sequence b are ``table[b]`` .. ``table[b + 1]``, ascending by number. A reference is the page's
-    id in the pool, or -1 - i for the i-th of ``scratch_pages`` pages beside it.
+    ``numbers[b]`` and ``refs[b]`` int32 are those of sequence b, ascending by number. A reference
+    is the page's id in the pool, or -1 - i for the i-th of ``scratch_pages`` pages beside it.
     """
 
     def __init__(
         self,
         pool: Tensor,
-        row: NDArray[np.int64],
-        start: NDArray[np.int64],
-        table: NDArray[np.int64],
-        numbers: NDArray[np.int32],
-        refs: NDArray[np.int32],
+        numbers: Sequence[NDArray[np.int32]],
+        refs: Sequence[NDArray[np.int32]],
         scratch_pages: int,
         page_tokens: int,
     ) -> None:
-        arrays: tuple[NDArray[Any], ...] = (row, start, table, numbers, refs)
-        for array, size in zip(arrays, (8, 8, 8, 4, 4), strict=True):
-            whole = array.dtype.kind == "i" and array.dtype.itemsize == size
-            if not whole or array.ndim != 1 or not array.flags.c_contiguous:
-                raise KvikError("a batch's tables are contiguous arrays of int64 and int32")
-        sequences = start.size
-        if row.size != sequences + 1 or table.size != sequences + 1 or numbers.size != refs.size:
+        self.scratch_pages, self.page_tokens = scratch_pages, page_tokens
+        sizes = [each.size for each in numbers]
+        if sizes != [each.size for each in refs]:
             raise KvikError("a batch's tables do not belong together")
-        if refs.size and (
-            int(refs.max()) >= pool.numel() // ALIGN or int(refs.min()) < -scratch_pages
+        joined = _joined(numbers), _joined(refs)
+        for each in joined:
+            if each.ndim != 1 or each.dtype != np.int32 or not each.flags.c_contiguous:
+                raise KvikError("a batch's tables are contiguous arrays of int32")
+        pages = joined[1]
+        if pages.size and (
+            int(pages.max()) >= pool.numel() // ALIGN or int(pages.min()) < -scratch_pages
         ):
             raise KvikError("a batch's tables name pages that the pool does not have")
-        last = (start + row[1:] - row[:-1] - 1) // page_tokens
-        ends = table[1:]
-        if (ends <= table[:-1]).any() or (numbers[ends - 1] != last).any():
+        self.newest = [int(each[-1]) if each.size else None for each in numbers]
+        bounds = array("q", accumulate(sizes, initial=0))
+        self._keep = (pool, *joined, bounds)
+        self.addresses = (
+            bounds.buffer_info()[0],
+            *map(_address, joined),
+            pool.data_ptr(),
+        )
+
+    def hold(self, starts: Sequence[int], counts: Sequence[int]) -> bool:
+        """Whether ``counts[b]`` tokens from position ``starts[b]`` on end in b's newest page."""
+        tokens = self.page_tokens
+        return self.newest == [
+            (start + count - 1) // tokens for start, count in zip(starts, counts, strict=True)
+        ]
+
+
+class NativeBatch:
+    """The sequences of a step in one group of layers: ``counts[b]`` tokens from ``starts[b]`` on.
+
+    ``tables`` have the pages of all that they see, their own tokens included.
+    """
+
+    def __init__(self, tables: NativeTables, starts: Sequence[int], counts: Sequence[int]) -> None:
+        if not tables.hold(starts, counts):
             raise KvikError("a batch's tables have no page for its newest tokens")
-        self.rows, self.scratch_pages = int(row[-1]), scratch_pages
-        self._keep = (pool, *arrays)
-        address = [array.__array_interface__["data"][0] for array in arrays]
-        self.struct = _Batch(sequences, *address, pool.data_ptr())
+        row, start = array("q", accumulate(counts, initial=0)), array("q", starts)
+        self.rows, self.scratch_pages = row[-1], tables.scratch_pages
+        self._keep = (tables, row, start)
+        at = row.buffer_info()[0], start.buffer_info()[0], *tables.addresses
+        self.struct = _Batch(len(starts), *at)
         self.address = ctypes.addressof(self.struct)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """cos and sin [N, rope.dim / 2] float32 for q and k, and for the query that scores sinks."""
+    """cos and sin of the angles that rotate q and k, float32 [2, N, rope.dim / 2].
 
-    cos: Tensor
-    sin: Tensor
-    second_cos: Tensor | None = None
-    second_sin: Tensor | None = None
+    ``second`` rotate the query that scores sinks, where there is one.
+    """
 
-    def __post_init__(self) -> None:
-        if (self.second_cos is None) != (self.second_sin is None):
-            raise KvikError("the angles of the query that scores sinks are a cos and a sin")
-        for x in (self.cos, self.sin, self.second_cos, self.second_sin):
-            if x is not None and (
-                x.shape != self.cos.shape or x.dtype != torch.float32 or not x.is_contiguous()
-            ):
-                raise KvikError(f"angles are float32 {list(self.cos.shape)}, not {list(x.shape)}")
+    first: NDArray[np.float32]
+    second: NDArray[np.float32] | None = None
 
     def check(self, layer: NativeLayer, rows: int) -> None:
         """KvikError unless there is one angle for every pair of every row."""
-        if self.shape != (rows, layer.struct.rope_dim // 2):
-            shape = [rows, layer.struct.rope_dim // 2]
-            raise KvikError(f"angles are float32 {shape}, not {list(self.shape)}")
+        shape = (2, rows, layer.struct.rope_dim // 2)
+        for x in (self.first, self.second):
+            if x is None or (x.shape == shape and x.dtype == np.float32 and x.flags.c_contiguous):
+                continue
+            raise KvikError(f"angles are float32 {list(shape)}, not {x.dtype} {list(x.shape)}")
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """That of all of them."""
-        return tuple(self.cos.shape)
-
-    @cached_property
-    def addresses(self) -> list[int | None]:
+    def addresses(self) -> tuple[int | None, ...]:
         """Of cos, sin, and the second pair where there is one."""
-        second = (self.second_cos, self.second_sin)
-        return [x if x is None else x.data_ptr() for x in (self.cos, self.sin, *second)]
+        return (
+            *_halves(self.first),
+            *((None, None) if self.second is None else _halves(self.second)),
+        )
+
+
+def _halves(x: NDArray[np.float32]) -> tuple[int, int]:
+    at = _address(x)
+    return at, at + x.nbytes // 2
+
+
+def _address(x: NDArray[Any]) -> int:
+    at: int = x.__array_interface__["data"][0]
+    return at
+
+
+def _joined(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @dataclass(frozen=True)
@@ -266,11 +299,12 @@ class Place:
                     f"{need} bytes of scratch pages are needed, at a multiple of {ALIGN}"
                 )
 
-    def fill(self, to: Any) -> None:
-        """Sets the angles and scratch pages of a structure of the native library."""
-        to.cos, to.sin, to.second_cos, to.second_sin = self.turn.addresses
-        if self.scratch is not None:
-            to.scratch, to.scratch_stride = self.scratch.data_ptr(), self.layer.scratch
+    @property
+    def shared(self) -> tuple[int | None, ...]:
+        """Angles and scratch pages, as the library's structures name them one after another."""
+        if self.scratch is None:
+            return (*self.turn.addresses, None, 0)
+        return (*self.turn.addresses, self.scratch.data_ptr(), self.layer.scratch)
 
 
 def _rows(x: Tensor, shape: tuple[int, int, int], what: str) -> Tensor:
@@ -298,17 +332,19 @@ def attend_pages(
     q = _rows(q, (n, spec.heads, stored.k_dim), "q")
     if (k is None) != (v is None):
         raise KvikError("k and v are written together")
-    step = _Step()
+    written: tuple[int | None, ...] = (None, None, 0, 0)
     if k is not None and v is not None:
         k = _rows(k, (n, stored.kv_heads, stored.k_dim), "k")
         v = _rows(v, (n, stored.kv_heads, stored.v_dim), "v")
-        step.k, step.v = k.data_ptr(), v.data_ptr()
-        step.k_stride, step.v_stride = k.stride(0), v.stride(0)
-    step.q, step.q_stride = q.data_ptr(), q.stride(0)
-    place.fill(step)
+        written = (k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0))
     out = q.new_empty((n, spec.heads, stored.v_dim))
     lse = q.new_empty((n, spec.heads))
-    step.out, step.lse = out.data_ptr(), lse.data_ptr()
+    at_k, at_v, k_stride, v_stride = written
+    step = _Step(
+        *(q.data_ptr(), at_k, at_v, q.stride(0), k_stride, v_stride),
+        *place.shared,
+        *(out.data_ptr(), lse.data_ptr()),
+    )
     lib.kvik_attend(ctypes.byref(batch.struct), ctypes.byref(layer.struct), ctypes.byref(step))
     return out, lse
 

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvik.errors import KvikError
-from kvik.ops.native_attention import Place
+from kvik.ops.native_attention import SHARED, NativeLayer, Place
 from kvik.ops.native_linear import LayerEnd, Projection, checked, packed_library
 
 
-class _Layer(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("before", "after", "batch", "layer")),
-        *((name, c_void_p) for name in ("cos", "sin", "second_cos", "second_sin", "scratch")),
-        ("scratch_stride", c_int64),
-    )
+class _Maps(Structure):
+    _fields_ = (("before", c_void_p), ("after", c_void_p))
+
+
+class _Store(Structure):
+    _fields_ = (("layer", c_void_p), ("place", c_int64))
+
+
+class _Place(Structure):
+    _fields_ = (("batch", c_void_p), *SHARED)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,34 @@ class Ends:
     after: LayerEnd
 
 
+class LayerStores:
+    """Layers one after another as a cache stores them; no step changes anything of it.
+
+    Layer i has the place ``which[i]`` of those that a step gives.
+    """
+
+    def __init__(self, layers: Sequence[NativeLayer], which: Sequence[int]) -> None:
+        self.layers, self.count = tuple(layers), max(which) + 1
+        self.widths = tuple((layer.widths, layer.mixed) for layer in layers)
+        stores = (_Store(layer.address, place) for layer, place in zip(layers, which, strict=True))
+        self._structs = (_Store * len(layers))(*stores)
+        self.address = addressof(self._structs)
+        # ctypes makes a type anew when nobody holds it.
+        self.places = _Place * self.count
+
+
+class Places:
+    """Where one step finds the tokens of layers one after another: each place serves several."""
+
+    def __init__(self, stores: LayerStores, places: Sequence[Place]) -> None:
+        if len(places) != stores.count or len({place.batch.rows for place in places}) != 1:
+            raise KvikError(f"these layers have {stores.count} places of one step")
+        self.stores, self.rows = stores, places[0].batch.rows
+        self._keep = tuple(places)
+        self._structs = stores.places(*(_Place(p.batch.address, *p.shared) for p in places))
+        self.address = addressof(self._structs)
+
+
 class LayerRun:
     """Layers of packed weights, from the input of the first to the output of the last."""
 
@@ -39,30 +71,26 @@ class LayerRun:
         self._layers = tuple(layers)
         if not layers:
             raise KvikError("a run has at least one layer")
+        self._cols = layers[0].before.cols
         if {size for each in layers for size in (each.before.cols, each.after.hidden)} != {
-            layers[0].before.cols
+            self._cols
         }:
             raise KvikError("layers that follow one another have one hidden size")
         self._call = packed_library().kvik_layers
-        # What does not change from step to step; every call works on a copy.
-        self._structs = (_Layer * len(self._layers))()
-        for struct, each in zip(self._structs, self._layers, strict=True):
-            struct.before, struct.after = each.before.address, each.after.address
+        self._widths = tuple((each.before.widths, each.after.cols) for each in layers)
+        maps = (_Maps(each.before.address, each.after.address) for each in layers)
+        self._structs = (_Maps * len(layers))(*maps)
+        self._address = addressof(self._structs)
 
-    def __call__(self, x: Tensor, places: Sequence[Place]) -> Tensor:
-        """[N, hidden] from x [N, hidden]; each layer writes its keys and values at its place."""
-        n = checked(x, self._layers[0].before.cols)
-        structs = type(self._structs).from_buffer_copy(self._structs)
-        for struct, each, place in zip(structs, self._layers, places, strict=True):
-            layer, batch = place.layer, place.batch
-            if (each.before.widths, each.after.cols, n) != (layer.widths, layer.mixed, batch.rows):
-                raise KvikError(
-                    f"layer {layer.plan.index} caches {layer.widths} channels of {batch.rows} "
-                    f"tokens; its weights give {each.before.widths} of {n}"
-                )
-            struct.batch, struct.layer = batch.address, layer.address
-            place.fill(struct)
-        out = x.clone()
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
+        """x [N, hidden], which becomes the output; each layer writes its keys and values."""
+        n, stores = checked(x, self._cols), places.stores
+        if n != places.rows or self._widths != stores.widths:
+            raise KvikError(
+                f"the cache's layers take {stores.widths} channels of {places.rows} tokens; "
+                f"the weights give {self._widths} of {n}"
+            )
         if n:
-            self._call(addressof(structs), len(structs), n, out.data_ptr())
-        return out
+            at = self._address, stores.address, len(self._widths), places.address
+            self._call(*at, n, x.data_ptr())
+        return x

@@ -7,6 +7,7 @@ threads or on the instruction set. csrc/include/kvik_linear.h says what is compu
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def packed_library() -> ctypes.CDLL:
         ("kvik_rows", None, (pointer, pointer, many, c_float, pointer)),
         ("kvik_project", None, (pointer, pointer, many, pointer)),
         ("kvik_finish", None, (pointer, pointer, pointer, many, pointer)),
-        ("kvik_layers", None, (pointer, many, many, pointer)),
+        ("kvik_layers", None, (pointer, pointer, many, pointer, many, pointer)),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -105,19 +106,16 @@ class Packed:
         """What goes in and comes out."""
         return torch.float32
 
-    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+    def rows(self, ids: Sequence[int], scale: float = 1.0) -> Tensor:
         """``scale`` times the rows of those numbers, float32 [len(ids), cols]."""
-        if ids.dtype != torch.int64 or ids.dim() != 1 or not ids.is_cpu:
-            raise KvikError(f"rows are chosen by int64 [n] on the CPU, not {_described(ids)}")
         out = torch.empty(len(ids), self.shape[1])
-        if len(ids):
-            low, high = (int(bound) for bound in torch.aminmax(ids))
+        if ids:
+            low, high = min(ids), max(ids)
             if low < 0 or high >= self.shape[0]:
                 raise KvikError(f"rows {low} to {high} of a matrix of {self.shape[0]} rows")
-            ids = ids.contiguous()
-            packed_library().kvik_rows(
-                self._argument, ids.data_ptr(), len(ids), scale, out.data_ptr()
-            )
+            numbers = array("q", ids)
+            at, count = numbers.buffer_info()
+            packed_library().kvik_rows(self._argument, at, count, scale, out.data_ptr())
         return out
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -11,15 +12,37 @@ from torch import Tensor
 
 from kvik.spec.model import Rope
 
+# Positions whose angles are worked out together for a text that grows by single tokens.
+AHEAD = 64
+
 
 def angles(rope: Rope, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin [T, rope.dim / 2] at integer ``positions`` [T]."""
-    # By numpy: of a single token torch's calls take several times as long as their arithmetic.
-    angle = np.multiply.outer(positions.numpy().astype(np.float64), _frequencies(rope))
-    cos, sin = np.cos(angle), np.sin(angle)
-    if rope.attention_factor != 1.0:
-        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    cos, sin = _exact(rope, positions.numpy())
     return torch.from_numpy(cos).to(dtype), torch.from_numpy(sin).to(dtype)
+
+
+def angles_at(rope: Rope, positions: Sequence[int]) -> NDArray[np.float32]:
+    """The same as float32 [2, T, rope.dim / 2], cos before sin; not to be written to."""
+    if len(positions) == 1:
+        block, at = divmod(positions[0], AHEAD)
+        return _ahead(rope, block)[at]
+    return _exact(rope, np.array(positions)).astype(np.float32)
+
+
+@lru_cache(maxsize=64)
+def _ahead(rope: Rope, block: int) -> list[NDArray[np.float32]]:
+    """Of each of ``AHEAD`` positions apart [2, 1, rope.dim / 2]."""
+    found = _exact(rope, np.arange(block * AHEAD, (block + 1) * AHEAD)).astype(np.float32)
+    found = np.ascontiguousarray(found.transpose(1, 0, 2)[:, :, None])
+    found.setflags(write=False)
+    return list(found)
+
+
+def _exact(rope: Rope, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    angle = np.multiply.outer(positions.astype(np.float64), _frequencies(rope))
+    found = np.stack((np.cos(angle), np.sin(angle)))
+    return found if rope.attention_factor == 1.0 else found * rope.attention_factor
 
 
 @cache
