@@ -138,6 +138,21 @@ def test_runs_of_one_cache_are_told_apart() -> None:
     session.cache.abort()
 
 
+def test_a_step_of_no_sequence_has_places_of_no_rows() -> None:
+    fast, _ = models(SPEC, "Q4_1")
+    session = Session(fast, "fp32", max_tokens=64)
+    session.feed([1, 2])
+    for _ in range(2):
+        session.cache.plan([], [])
+        places = session.cache.places([0, 1])
+        assert places is not None
+        assert places.rows == 0
+        (run,) = fast.decoder._runs
+        assert isinstance(run, PackedRun)
+        assert run(torch.zeros(0, 64), session.cache).shape == (0, 64)
+        session.cache.commit()
+
+
 def test_what_the_kernels_cannot_attend_goes_layer_by_layer() -> None:
     fast, _ = models(SPEC, "Q4_1")  # heads of a dimension that is no multiple of 32
     (run,) = fast.decoder._runs

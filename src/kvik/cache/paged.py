@@ -166,7 +166,7 @@ class PagedStep:
     def _tables(self, group: int) -> NativeTables:
         """Those of the step before, where every sequence goes on in the page that it was in."""
         pairs, counts = list(self.step.tables(group)), self.step.counts
-        if group in self._known and max(counts) == 1:
+        if group in self._known and max(counts, default=1) == 1:
             of, tables = self._known[group]
             if of == pairs and tables.hold(self._starts, counts):
                 return tables

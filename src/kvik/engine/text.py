@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from copy import copy
 
 from kvik.errors import KvikError
 from kvik.models.tokenizer import Tokenizer
+
+_DECODER = getincrementaldecoder("utf-8")
 
 
 class TextStream:
@@ -39,13 +40,14 @@ class TextStream:
         self._stop = tuple(stop)
         self._skip_special = skip_special
         self._drop_space = tokenizer.drop_space and not continues
-        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = _DECODER(errors="replace")
         self._held = ""
 
     def fork(self) -> TextStream:
         """A stream that stands where this one does and goes on by itself."""
-        twin = copy(self)
-        twin._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        twin = object.__new__(TextStream)
+        twin.__dict__.update(self.__dict__)
+        twin._decoder = _DECODER(errors="replace")
         twin._decoder.setstate(self._decoder.getstate())
         return twin
 

@@ -274,8 +274,11 @@ def _address(x: NDArray[Any]) -> int:
     return at
 
 
+_NONE = np.empty(0, dtype=np.int32)
+
+
 def _joined(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return arrays[0] if len(arrays) == 1 else np.concatenate([_NONE, *arrays])
 
 
 @dataclass(frozen=True)
