@@ -158,7 +158,7 @@ static inline f8 load_bfloat(const std::uint16_t* p) {
 static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Eight tokens' codes [8][16], from src[i] + at, as pairs of neighbours: row j of the result, at
-// to + j * stride, holds pair j of all eight tokens, widened to 16 bits.
+// to + j * stride, holds pair j of all eight tokens, widened to 16 bits, unsigned ones less 128.
 template <bool SIGNED>
 static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std::int16_t* to,
                                    int stride) {
@@ -183,16 +183,11 @@ static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std
         y[2 * i + 1] = vreinterpretq_u16_u64(vzip2q_u64(u, v));
     }
     for (int j = 0; j < 8; ++j) {
-        const uint8x16_t codes = vreinterpretq_u8_u16(y[j]);
-        const int8x16_t whole = vreinterpretq_s8_u8(codes);
+        const uint8x16_t turned = vdupq_n_u8(SIGNED ? 0 : 128);
+        const int8x16_t codes = vreinterpretq_s8_u8(veorq_u8(vreinterpretq_u8_u16(y[j]), turned));
         std::int16_t* row = to + j * stride;
-        if (SIGNED) {
-            vst1q_s16(row, vmovl_s8(vget_low_s8(whole)));
-            vst1q_s16(row + 8, vmovl_high_s8(whole));
-        } else {
-            vst1q_s16(row, vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes))));
-            vst1q_s16(row + 8, vreinterpretq_s16_u16(vmovl_high_u8(codes)));
-        }
+        vst1q_s16(row, vmovl_s8(vget_low_s8(codes)));
+        vst1q_s16(row + 8, vmovl_high_s8(codes));
     }
 }
 // The even lanes of x, then of y; the odd ones.

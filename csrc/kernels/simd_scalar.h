@@ -149,7 +149,7 @@ static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std
     for (int j = 0; j < 8; ++j)
         for (int i = 0; i < 16; ++i) {
             const std::uint8_t code = src[i / 2][at + 2 * j + i % 2];
-            to[j * stride + i] = SIGNED ? static_cast<std::int8_t>(code) : code;
+            to[j * stride + i] = static_cast<std::int8_t>(SIGNED ? code : code ^ 128);
         }
 }
 static inline void transpose(f8 x[8]) {

@@ -145,7 +145,7 @@ static inline void prefetch(const void* p) {
 }
 
 // Eight tokens' codes [8][16], from src[i] + at, as pairs of neighbours: row j of the result, at
-// to + j * stride, holds pair j of all eight tokens, widened to 16 bits.
+// to + j * stride, holds pair j of all eight tokens, widened to 16 bits, unsigned ones less 128.
 template <bool SIGNED>
 static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std::int16_t* to,
                                    int stride) {
@@ -167,7 +167,8 @@ static inline void transpose_pairs(const std::uint8_t* const src[8], int at, std
         y[2 * i + 1] = _mm_unpackhi_epi64(x[i], x[i + 4]);
     }
     for (int j = 0; j < 8; ++j) {
-        const __m256i wide = SIGNED ? _mm256_cvtepi8_epi16(y[j]) : _mm256_cvtepu8_epi16(y[j]);
+        if (!SIGNED) y[j] = _mm_xor_si128(y[j], _mm_set1_epi8(-128));
+        const __m256i wide = _mm256_cvtepi8_epi16(y[j]);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * stride), wide);
     }
 }

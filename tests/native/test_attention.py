@@ -220,6 +220,22 @@ def test_what_is_not_finite_stays_with_its_own_token() -> None:
     assert out[0][6:].isfinite().all()
 
 
+@pytest.mark.parametrize("recipe", ["int8:range=asym", "int8", "int4", "int4:range=sym"])
+def test_the_widest_heads_have_no_sums_that_overflow(recipe: str) -> None:
+    """Flat queries against keys near one end of their range, and near the other in every second token."""
+    spec = model(layer(dim=512, heads=2, kv=1, rope=None))
+    torch.manual_seed(1)
+    q, k = torch.ones(70, 2, 512), 1.0 - torch.rand(70, 1, 512) / 20
+    k[:, :, ::32] = -1.0
+    k[1::2] *= -1.0
+    q /= 8  # else a single kind of token would have all the weight
+    inputs = [(q, k, torch.randn(70, 1, 512))]
+    (wanted,) = oracle(spec, recipe, inputs, 70)
+    for chunks in ([70], [69, 1]):
+        (got,), _ = run(cache_of(spec, recipe), inputs, chunks)
+        assert (got.double() - wanted).abs().max() <= 1e-4 * inputs[0][2].abs().max()
+
+
 def test_what_one_token_outweighs_is_lost_to_a_thousandth_at_most() -> None:
     """Beside a weight of 1 the others are e^-11.2 each, which 16 bits round to nothing."""
     spec, count = model(layer(rope=None)), 64
