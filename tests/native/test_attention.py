@@ -222,7 +222,7 @@ def test_what_is_not_finite_stays_with_its_own_token() -> None:
 
 @pytest.mark.parametrize("recipe", ["int8:range=asym", "int8", "int4", "int4:range=sym"])
 def test_the_widest_heads_have_no_sums_that_overflow(recipe: str) -> None:
-    """Flat queries against keys near one end of their range, and near the other in every second token."""
+    """Flat queries; keys near one end of their range, and in every second token near the other."""
     spec = model(layer(dim=512, heads=2, kv=1, rope=None))
     torch.manual_seed(1)
     q, k = torch.ones(70, 2, 512), 1.0 - torch.rand(70, 1, 512) / 20
