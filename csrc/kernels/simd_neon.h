@@ -119,24 +119,6 @@ static inline s16 nibbles16(s16 x) {
     };
     return {shifted(x.a), shifted(x.b)};
 }
-// The nibble at bit SHIFT of each 32-bit lane.
-template <int SHIFT>
-static inline i8x nibbles32(s16 x) {
-    const auto shifted = [](int16x8_t v) {
-        const uint32x4_t u = vshlq_u32(vreinterpretq_u32_s16(v), vdupq_n_s32(-SHIFT));
-        return vreinterpretq_s32_u32(vandq_u32(u, vdupq_n_u32(15)));
-    };
-    return {shifted(x.a), shifted(x.b)};
-}
-
-static inline f8 widen_float(const std::int8_t* p) {
-    const int16x8_t x = vmovl_s8(vld1_s8(p));
-    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
-}
-static inline f8 widen_float(const std::uint8_t* p) {
-    const uint16x8_t x = vmovl_u8(vld1_u8(p));
-    return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(x))), vcvtq_f32_u32(vmovl_high_u16(x))};
-}
 static inline f8 load_half(const std::uint16_t* p) {
     const float16x8_t x = vreinterpretq_f16_u16(vld1q_u16(p));
     return {vcvt_f32_f16(vget_low_f16(x)), vcvt_high_f32_f16(x)};

@@ -86,15 +86,6 @@ static inline s16 nibbles16(s16 a) {
     KVIK_EACH(16) a.v[i] = static_cast<std::int16_t>((static_cast<std::uint16_t>(a.v[i]) >> SHIFT) & 15);
     return a;
 }
-template <int SHIFT>
-static inline i8x nibbles32(s16 a) {
-    i8x r;
-    std::memcpy(&r, &a, 32);
-    KVIK_EACH(8) r.v[i] = static_cast<std::int32_t>((static_cast<std::uint32_t>(r.v[i]) >> SHIFT) & 15);
-    return r;
-}
-static inline f8 widen_float(const std::int8_t* p) { f8 r; KVIK_EACH(8) r.v[i] = p[i]; return r; }
-static inline f8 widen_float(const std::uint8_t* p) { f8 r; KVIK_EACH(8) r.v[i] = p[i]; return r; }
 static inline float from_half(std::uint16_t h) {
     const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000) << 16;
     const std::uint32_t magnitude = static_cast<std::uint32_t>(h & 0x7fff) << 13;

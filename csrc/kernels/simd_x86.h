@@ -108,20 +108,6 @@ static inline s16 nibbles16(s16 a) {
     const __m256i x = SHIFT ? _mm256_srli_epi16(a.v, SHIFT) : a.v;
     return {SHIFT == 12 ? x : _mm256_and_si256(x, _mm256_set1_epi16(15))};
 }
-// The nibble at bit SHIFT of each 32-bit lane.
-template <int SHIFT>
-static inline i8x nibbles32(s16 a) {
-    return {_mm256_and_si256(_mm256_srli_epi32(a.v, SHIFT), _mm256_set1_epi32(15))};
-}
-
-static inline f8 widen_float(const std::int8_t* p) {
-    return {_mm256_cvtepi32_ps(
-        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
-}
-static inline f8 widen_float(const std::uint8_t* p) {
-    return {_mm256_cvtepi32_ps(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
-}
 static inline f8 load_half(const std::uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

@@ -85,12 +85,6 @@ const test::Probe list[] = {
     BITS("load_bytes", put(out, load_bytes(in.bytes[0] + 1))),
     BITS("nibbles16", const s16 a = load_bytes(in.bytes[0]); put(out, nibbles16<0>(a));
          put(out, nibbles16<4>(a)); put(out, nibbles16<8>(a)); put(out, nibbles16<12>(a))),
-    BITS("nibbles32", const s16 a = load_bytes(in.bytes[0]); put(out, nibbles32<0>(a));
-         put(out, nibbles32<4>(a)); put(out, nibbles32<8>(a)); put(out, nibbles32<12>(a));
-         put(out, nibbles32<16>(a)); put(out, nibbles32<20>(a)); put(out, nibbles32<24>(a));
-         put(out, nibbles32<28>(a))),
-    BITS("widen_float", put(out, widen_float(in.bytes[0] + 5)),
-         put(out, widen_float(reinterpret_cast<const std::int8_t*>(in.bytes[0] + 5)))),
     BITS("load_half", put(out, load_half(in.h))),
     BITS("store_half", std::uint16_t h[8]; store_half(h, load(in.f[0])); out.add(h, 8)),
     BITS("load_bfloat", put(out, load_bfloat(in.h))),
